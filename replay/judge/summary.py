@@ -1,0 +1,135 @@
+"""Judged figures of a run: what summary.json holds and every report shows. Values only; metrics.py computes them.
+
+Absent is null: a figure that could not be measured is never 0.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Nearest-rank percentiles over requests (or gaps); the mean is there but never stands alone."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    max: float
+    mean: float
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    metric: Literal["ttft", "tpot", "e2e"]
+    limit_ms: float
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """A warning as a value: what was seen, why it matters, what to do."""
+
+    kind: str
+    seen: str
+    why: str
+    action: str
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds. `schedule` counts from when a request should have gone out, `service` from when it did."""
+
+    ttft_schedule_ms: Percentiles | None
+    ttft_service_ms: Percentiles | None
+    e2e_schedule_ms: Percentiles | None
+    e2e_service_ms: Percentiles | None
+    tpot_ms: Percentiles | None  # (last - first) / (n - 1), n >= 2, each request weighs the same
+    itl_ms: Percentiles | None  # only where each chunk's token count is known
+    chunk_gap_ms: Percentiles | None
+
+
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    """Token-weighted prefix hit rates and KV pressure."""
+
+    hit_rate_predicted: float | None  # LRU at the server's KV size, from the plan alone
+    hit_rate_predicted_infinite: float | None
+    hit_rate_usage: float | None  # sum of cached_tokens / sum of prompt tokens over answered requests
+    hit_rate_metrics: float | None  # server's counters over the point
+    kv_capacity_tokens: int | None
+    kv_usage_p50: float | None
+    kv_usage_max: float | None
+    preemptions: int | None
+    first_preemption_s: float | None
+    running_max: float | None
+    waiting_p50: float | None
+    waiting_max: float | None
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One value per time bin for charts; null where nothing was seen in a bin. At most some 200 bins."""
+
+    t_s: list[float]  # middle of the bin, since the start of the point
+    offered_per_s: list[float]
+    sent_per_s: list[float]
+    completed_per_s: list[float]
+    failed_per_s: list[float]
+    in_flight: list[float | None]
+    ttft_p50_ms: list[float | None]  # by planned time, schedule latency
+    ttft_p99_ms: list[float | None]
+    tpot_p50_ms: list[float | None]
+    tpot_p99_ms: list[float | None]
+    hit_rate: list[float | None]
+    kv_usage: list[float | None]
+    running: list[float | None]
+    waiting: list[float | None]
+    preemptions: list[float | None]  # new ones in the bin
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One scale of a run."""
+
+    index: int
+    scale: float
+    by: Literal["users", "time"]
+    seed: int
+    planned: int
+    sent: int
+    completed: int
+    errors: dict[str, int]  # by error kind
+    not_sent: int
+    duration_s: float  # first planned to last end
+    window_s: tuple[float, float]  # steady window; warm-up and drain lie outside
+    offered_per_s: float
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    input_tokens_exact_share: float | None  # server counted as many prompt tokens as planned
+    output_tokens_exact_share: float | None
+    latency: Latency
+    lateness_ms: Percentiles | None  # sent - planned: the client's own fault
+    late_turns: int  # later turns that went out after their recorded time
+    goodput_per_s: float | None
+    attainment: float | None  # met / sent in window; errors are misses
+    cache: Cache
+    client_cpu_share_max: float | None
+    client_loop_lag_p99_ms: float | None
+    valid: bool  # False: the client was the limit, do not trust this point
+    regime: Literal["flat", "knee", "wall", "invalid", "unknown"]
+    cause: (
+        str | None
+    )  # named cause when not flat: "KV full", "preemption onset", "queue growth", "hit-rate collapse", ...
+    notes: list[Note]
+    series: Series
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run. `headline` is plain words first, most important finding first."""
+
+    schema_version: int = 1
+    trace: str
+    target: str
+    server: str  # what answered: engine and model as far as known
+    prompt_mode: str
+    seed: int
+    started_utc: str
+    slos: list[Slo]
+    headline: list[str]
+    points: list[Point]
+    notes: list[Note]

@@ -1,0 +1,71 @@
+"""What happened to each planned request. A run folder holds what a report needs; the report is a second pass over it.
+
+    RUN/run.json                 how the run was made: trace, target, seed, points, prediction, checks
+    RUN/point-<n>.outcomes.jsonl one line per request, appended as it ends: a killed run keeps all but the last line
+    RUN/point-<n>.samples.jsonl  one line per scrape of the server's /metrics and of the client's own state
+    RUN/summary.json             judged figures (replay/judge/summary.py)
+    RUN/report.html
+
+All `*_ns` times of outcomes and samples count from the start of the point on the monotonic clock. Absent is null.
+"""
+
+from typing import Literal
+
+import msgspec
+
+# Who is to blame when no token came: the target or the way to it. `None` in an outcome means that all went well.
+ErrorKind = Literal[
+    "connect", "connection_lost", "timeout", "http_status", "stream_error", "no_tokens", "bad_response", "cancelled"
+]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request, sent or not. schedule latency = x - planned_ns; service latency = x - sent_ns."""
+
+    request_id: int  # in the plan
+    source_request_id: int  # row of the trace it came from
+    session_id: int
+    turn: int
+    planned_ns: int  # when it should go out: open loop from the trace; later turns: previous end + think time
+    ready_ns: int | None = None  # prompt built and request encoded
+    sent_ns: int | None = None  # bytes handed to the socket
+    first_byte_ns: int | None = None
+    first_reasoning_ns: int | None = None
+    first_answer_ns: int | None = None
+    last_token_ns: int | None = None
+    end_ns: int | None = None
+    planned_input_tokens: int
+    planned_output_tokens: int
+    input_tokens: int | None = None  # as the server counted them
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    token_count_source: Literal["usage", "chunks"] | None = None
+    chunk_gaps_us: list[int] = []  # between token-bearing chunks
+    chunk_tokens: list[int] | None = None  # tokens in each chunk, where the server says (continuous usage or token ids)
+    finish_reason: str | None = None
+    http_status: int | None = None
+    error_kind: ErrorKind | None = None
+    error_text: str | None = None  # server's words, cut to 300 characters
+    answer_spliced: bool | None = None  # later turns: did the prompt carry the server's real previous answer?
+
+    @property
+    def first_token_ns(self) -> int | None:
+        seen = [t for t in (self.first_reasoning_ns, self.first_answer_ns) if t is not None]
+        return min(seen) if seen else None
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Server and client state at one instant; counters are since the start of the point (resets handled). Absent is null."""
+
+    t_ns: int
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None  # 0..1
+    prefix_queries_tokens: float | None = None
+    prefix_hits_tokens: float | None = None
+    preemptions: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    client_in_flight: int | None = None
+    client_cpu_share: float | None = None  # of one core, since the previous sample
+    client_loop_lag_ns: int | None = None  # worst delay of the event loop since the previous sample
