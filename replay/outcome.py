@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Server and client state at one instant; counters are since the start of the point (resets handled). Absent is null."""
+    """Server and client state at one instant; counters count from the start of the point, resets handled."""
 
     t_ns: int
     running: float | None = None

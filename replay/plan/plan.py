@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A request to be sent. Its prompt is `blocks` (full trace blocks), then `tail_tokens` tokens named by `tail_id`."""
+    """A request to be sent. Its prompt is `blocks` (full trace blocks), then `tail_tokens` tokens under `tail_id`."""
 
     request_id: int  # place in the plan
     source_request_id: int
