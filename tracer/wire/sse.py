@@ -1,0 +1,114 @@
+"""Server-sent events, incrementally: bytes in, events out.
+
+Grammar: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+"""
+
+from dataclasses import dataclass
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    data: bytes  # `data` lines joined by LF
+    event: str  # "message" where the stream names none
+
+
+class SseParser:
+    """Give it the stream in any cuts; it returns the events that became complete. Comments (pings) are skipped.
+
+    An event larger than `max_event_bytes` is dropped and counted in `events_dropped`, so memory stays bounded.
+    """
+
+    def __init__(self, max_event_bytes: int | None = None) -> None:
+        self.events_dropped = 0
+        self._max_bytes = max_event_bytes
+        self._parts: list[bytes] = []  # pieces of the line that is not complete yet
+        self._data: list[bytes] = []
+        self._event = ""
+        self._size = 0  # bytes held of the event that is not complete yet
+        self._oversized = False
+        self._after_cr = False  # an LF that comes next belongs to the CR already taken as a line end
+        self._head: bytes | None = b""  # first bytes, held while they may still be a byte order mark
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        if self._head is not None:
+            chunk = self._without_bom(chunk)
+        if self._after_cr and chunk:
+            self._after_cr = False
+            if chunk[:1] == b"\n":
+                chunk = chunk[1:]
+        if not chunk:
+            return []
+        has_cr = b"\r" in chunk
+        if not has_cr and b"\n" not in chunk:
+            self._hold(chunk)
+            return []
+        if has_cr:
+            self._after_cr = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if self._parts:
+            chunk = b"".join(self._parts) + chunk
+            self._parts.clear()
+        lines = chunk.split(b"\n")
+        rest = lines.pop()
+        events = [event for line in lines if (event := self._line(line)) is not None]
+        if rest:
+            self._hold(rest)
+        return events
+
+    def finish(self) -> list[SseEvent]:
+        """End of the stream. A last event without its blank line counts: some servers close early, and it is whole JSON."""
+        chunk = self._head or b""
+        self._head = None
+        events = self.feed(chunk) if chunk else []
+        line = b"".join(self._parts)
+        self._parts.clear()
+        if line:
+            self._line(line)
+        last = self._dispatch()
+        return events if last is None else [*events, last]
+
+    def _without_bom(self, chunk: bytes) -> bytes:
+        head = (self._head or b"") + chunk
+        if len(head) < len(_BOM) and _BOM.startswith(head):
+            self._head = head
+            return b""
+        self._head = None
+        return head.removeprefix(_BOM)
+
+    def _hold(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._max_bytes is not None and self._size > self._max_bytes:
+            self._oversized = True
+        if self._oversized:
+            self._parts = [b"x"]  # stands for a line whose content is lost: not blank, and no field
+        else:
+            self._parts.append(part)
+
+    def _line(self, line: bytes) -> SseEvent | None:
+        if not line:
+            return self._dispatch()
+        if line.startswith(b"data:"):
+            self._add_data(line[6:] if line[5:6] == b" " else line[5:])
+        elif line.startswith(b"event:"):
+            self._event = line[6:].removeprefix(b" ").decode("utf-8", "replace")
+        elif line == b"data":
+            self._add_data(b"")
+        return None  # comments, id, retry and unknown fields carry nothing for us
+
+    def _add_data(self, value: bytes) -> None:
+        self._data.append(value)
+        if self._max_bytes is not None and sum(map(len, self._data)) > self._max_bytes:
+            self._oversized = True
+            self._data = [b""]
+
+    def _dispatch(self) -> SseEvent | None:
+        data, name, oversized = self._data, self._event, self._oversized
+        self._data, self._event, self._size, self._oversized = [], "", 0, False
+        if oversized:
+            self.events_dropped += 1
+            return None
+        if not data:
+            return None
+        return SseEvent(data[0] if len(data) == 1 else b"\n".join(data), name or "message")
