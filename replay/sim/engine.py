@@ -1,0 +1,258 @@
+"""Continuous batching over a paged KV cache, in virtual time, by the scheduling rules of vLLM V1. Pure.
+
+Nothing here reads a clock: `Engine.step` computes what one step does and how long it lasts, and moves `now_s` there.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from replay.sim.cache import BlockCache, chained_names
+from replay.sim.presets import Preset
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """Its answer is fixed from the start; the engine decides when each token of it comes. Times are virtual seconds."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    arrival_s: float
+    ends_with: FinishReason = "length"
+
+    names: list[int] = field(default_factory=list)  # of all full blocks of prompt + answer, computed or not
+    blocks: list[int] = field(default_factory=list)
+    named: int = 0  # leading blocks that can be hit by others
+    computed: int = 0  # tokens whose KV stands
+    known: int = 0  # prompt + answer tokens so far
+    cached_tokens: int | None = None  # at first scheduling; None before
+    preemptions: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def answered(self) -> int:
+        return self.known - len(self.prompt)
+
+
+class Token(NamedTuple):
+    """`gap_s`: since the token before; None for the first one."""
+
+    request: Request
+    token_id: int
+    gap_s: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What one step did. `tokens` and `finished` are visible at `end_s`, the rest at `start_s`."""
+
+    start_s: float
+    end_s: float
+    computed_tokens: int
+    tokens: list[Token]
+    finished: list[Request]
+    admitted: list[Request]
+    preempted: list[Request]
+
+
+class Engine:
+    """Requests wait first come first served, run together under a token budget, and are preempted last come first."""
+
+    def __init__(self, preset: Preset) -> None:
+        self.preset = preset
+        self.cache = BlockCache(preset.kv_blocks)
+        self.max_model_len = min(preset.model.max_model_len, preset.kv_blocks * preset.block_tokens)
+        self.now_s = 0.0
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.prefix_cache_queries = 0  # tokens, at first scheduling only, as vLLM counts
+        self.prefix_cache_hits = 0
+        self.preemptions = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that running requests hold."""
+        return 1 - self.cache.free / self.cache.total
+
+    def refusal(self, prompt_tokens: int, max_tokens: int) -> str | None:
+        """Why such a request can never run, or None."""
+        if prompt_tokens + max_tokens <= self.max_model_len:
+            return None
+        return (
+            f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
+            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} in the completion)."
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request, in order of arrival; it is not admitted before its `arrival_s`.
+
+        Raises ValueError for a request that can never run, or that asks for nothing.
+        """
+        problem = self.refusal(len(request.prompt), len(request.answer))
+        if problem or not request.prompt or not request.answer:
+            raise ValueError(problem or "a request needs a prompt token and an answer token")
+        tokens = array("I", request.prompt)
+        tokens.extend(request.answer)
+        request.names = chained_names(tokens, self.preset.block_tokens)
+        request.known = len(request.prompt)
+        self.waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        """Drop a request that has not finished, wherever it is; finished ones are left alone."""
+        if request.finish_reason is not None:
+            return
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._finish(request, "abort")
+
+    def step(self) -> Step:
+        """Run one step. Raises ValueError if the engine is idle."""
+        if self.idle:
+            raise ValueError("nothing to run")
+        start_s = self.now_s if self.running else max(self.now_s, self.waiting[0].arrival_s)
+        work, preempted, budget = self._continue_running()
+        admitted = [] if preempted else self._admit(work, budget, start_s)
+        self.now_s = start_s + self._step_s(work)
+        tokens, finished = self._advance(work)
+        return Step(
+            start_s=start_s,
+            end_s=self.now_s,
+            computed_tokens=sum(count for _, count in work),
+            tokens=tokens,
+            finished=finished,
+            admitted=admitted,
+            preempted=preempted,
+        )
+
+    def _continue_running(self) -> tuple[list[tuple[Request, int]], list[Request], int]:
+        """Tokens for the requests in flight, oldest first; the newest are preempted when blocks run out.
+
+        The oldest always gets its blocks, because a request larger than the whole cache is refused.
+        """
+        work: list[tuple[Request, int]] = []
+        preempted: list[Request] = []
+        budget = self.preset.max_num_batched_tokens
+        running = self.running
+        i = 0
+        while i < len(running) and budget:
+            request = running[i]
+            count = min(request.known - request.computed, budget)
+            if self._grow(request, count):
+                work.append((request, count))
+                budget -= count
+                i += 1
+            else:
+                preempted.append(running.pop())
+                self._preempt(preempted[-1])
+        return work, preempted, budget
+
+    def _admit(self, work: list[tuple[Request, int]], budget: int, start_s: float) -> list[Request]:
+        """Start waiting requests while the budget lasts and all their known tokens would fit.
+
+        The whole prompt must fit although only its first chunk takes blocks: vLLM's `scheduler_reserve_full_isl`.
+        """
+        admitted: list[Request] = []
+        waiting = self.waiting
+        while waiting and budget and len(self.running) < self.preset.max_num_seqs and waiting[0].arrival_s <= start_s:
+            request = waiting[0]
+            # At least the last token is computed, or there would be nothing to sample from.
+            hits = self.cache.leading_run(request.names, (request.known - 1) // self.preset.block_tokens)
+            if not self.cache.can_hold(hits, self._blocks_for(request.known) - len(hits)):
+                break
+            waiting.popleft()
+            self._start(request, hits, start_s)
+            count = min(request.known - request.computed, budget)
+            self._grow(request, count)
+            work.append((request, count))
+            budget -= count
+            admitted.append(request)
+        return admitted
+
+    def _start(self, request: Request, hits: list[int], start_s: float) -> None:
+        self.cache.hold(hits)
+        request.blocks = hits
+        request.named = len(hits)
+        request.computed = len(hits) * self.preset.block_tokens
+        if request.cached_tokens is None:
+            request.cached_tokens = request.computed
+            request.scheduled_s = start_s
+            self.prefix_cache_queries += len(request.prompt)
+            self.prefix_cache_hits += request.computed
+        self.running.append(request)
+
+    def _grow(self, request: Request, count: int) -> bool:
+        """Take the blocks that `count` more tokens need; full blocks can be hit from now on, as in vLLM."""
+        end = request.computed + count
+        missing = self._blocks_for(end) - len(request.blocks)
+        if missing > self.cache.free:
+            return False
+        if missing > 0:
+            request.blocks += self.cache.take(missing)
+        full = end // self.preset.block_tokens
+        while request.named < full:
+            self.cache.give_name(request.blocks[request.named], request.names[request.named])
+            request.named += 1
+        return True
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.preset.block_tokens)
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the head of the queue, to be computed again; what stays cached until then is hit."""
+        self._give_up_blocks(request)
+        request.computed = 0
+        request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _give_up_blocks(self, request: Request) -> None:
+        self.cache.release(request.blocks)
+        request.blocks = []
+        request.named = 0
+
+    def _step_s(self, work: list[tuple[Request, int]]) -> float:
+        tokens = context = attended = 0
+        for request, count in work:
+            tokens += count
+            context += request.computed + count
+            attended += count * request.computed + count * (count + 1) // 2
+        return self.preset.step_s(tokens, context, attended)
+
+    def _advance(self, work: list[tuple[Request, int]]) -> tuple[list[Token], list[Request]]:
+        tokens: list[Token] = []
+        finished: list[Request] = []
+        now_s = self.now_s
+        for request, count in work:
+            request.computed += count
+            if request.computed < request.known:
+                continue  # a chunk of a longer prompt
+            gap_s = None if request.last_token_s is None else now_s - request.last_token_s
+            tokens.append(Token(request, request.answer[request.answered], gap_s))
+            request.known += 1
+            if gap_s is None:
+                request.first_token_s = now_s
+            request.last_token_s = now_s
+            if request.answered == len(request.answer):
+                finished.append(request)
+        for request in finished:
+            self._finish(request, request.ends_with)
+        if finished:
+            self.running = [request for request in self.running if request.finish_reason is None]
+        return tokens, finished
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._give_up_blocks(request)
+        request.finish_reason = reason
