@@ -21,7 +21,13 @@ def cli_page() -> str:
 
 
 def help_text(app: typer.Typer, command: str) -> str:
-    environment = {"COLUMNS": "88", "TERMINAL_WIDTH": "88", "NO_COLOR": "1", "TERM": "dumb", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}
+    environment = {
+        "COLUMNS": "88",
+        "TERMINAL_WIDTH": "88",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "_TYPER_FORCE_DISABLE_TERMINAL": "1",
+    }
     result = CliRunner().invoke(app, [*command.split(), "--help"], env=environment, prog_name="chatreel")
     return "\n".join(line.rstrip() for line in result.output.strip().splitlines())
 

@@ -171,9 +171,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("source_extra", pa.string(), "JSON: what an import has no column for, so that round trips lose nothing"),
 )
 
-SCHEMA = pa.schema(
-    [pa.field(name, kind, nullable=name not in ("request_id", "arrival_ns")) for name, kind, _ in COLUMNS]
-)
+SCHEMA = pa.schema([pa.field(name, kind, nullable=name not in ("request_id", "arrival_ns")) for name, kind, _ in COLUMNS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

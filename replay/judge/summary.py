@@ -112,9 +112,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     client_loop_lag_p99_ms: float | None
     valid: bool  # False: the client was the limit, do not trust this point
     regime: Literal["flat", "knee", "wall", "invalid", "unknown"]
-    cause: (
-        str | None
-    )  # named cause when not flat: "KV full", "preemption onset", "queue growth", "hit-rate collapse", ...
+    cause: str | None  # named cause when not flat: "KV full", "preemption onset", "queue growth", "hit-rate collapse", ...
     notes: list[Note]
     series: Series
 

@@ -85,9 +85,7 @@ def read_body(raw: bytes) -> Body:
 
 def read_ask(body: Body, kind: Kind, model: str) -> Ask:
     if body.model is not None and body.model != model:
-        raise ApiError(
-            f"The model `{body.model}` does not exist; this server has `{model}`.", status=404, param="model"
-        )
+        raise ApiError(f"The model `{body.model}` does not exist; this server has `{model}`.", status=404, param="model")
     if (body.n or 1) != 1 or (body.best_of or 1) != 1:
         raise ApiError(f"This server gives one answer a request: n = {body.n}, want 1.", param="n")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -95,9 +93,7 @@ def read_ask(body: Body, kind: Kind, model: str) -> Ask:
     if max_tokens is not None and max_tokens < 1:
         raise ApiError(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
     if min_tokens < 0 or (max_tokens is not None and min_tokens > max_tokens):
-        raise ApiError(
-            f"min_tokens must be between 0 and max_tokens={max_tokens}, got {min_tokens}.", param="min_tokens"
-        )
+        raise ApiError(f"min_tokens must be between 0 and max_tokens={max_tokens}, got {min_tokens}.", param="min_tokens")
     if body.stream_options is not None and not body.stream:
         raise ApiError("Stream options can only be defined when `stream=True`.", param="stream_options")
     options = body.stream_options or StreamOptions()

@@ -35,7 +35,7 @@ class Histogram:
         rows, total = [], 0
         for bound, count in zip([*self.bounds, float("inf")], self.counts, strict=True):
             total += count
-            rows.append((floatToGoString(bound), float(total)))
+            rows.append((str(floatToGoString(bound)), float(total)))  # type: ignore[no-untyped-call]
         return rows
 
 

@@ -110,21 +110,15 @@ _MPT_7B = Model(
 PRESETS: dict[str, Preset] = {
     # The ideal roofline, nothing lost: 16.06 GB / 3.35 TB/s = 4.8 ms a step for one user; 64 users of ~680 tokens read
     # 5.7 GB of KV more, 6.5 ms, so 64 / (6.5 / 4.8) = 47 times the throughput.
-    "h100-llama3-8b": Preset(
-        model=_LLAMA_8B, gpu=_H100, bandwidth_efficiency=1.0, flops_efficiency=1.0, overhead_s=0.0
-    ),
+    "h100-llama3-8b": Preset(model=_LLAMA_8B, gpu=_H100, bandwidth_efficiency=1.0, flops_efficiency=1.0, overhead_s=0.0),
     # Small model on a large GPU, so that a laptop can replay long prompts. Efficiencies: 60-70 % of either peak is what
     # tuned kernels reach (Databricks, "LLM Inference Performance Engineering: Best Practices", model bandwidth
     # utilization); overhead: the host side of a step, about 1 ms before overlap (vLLM blog, "vLLM V1", January 2025).
-    "h100-llama3-1b": Preset(
-        model=_LLAMA_1B, gpu=_H100, bandwidth_efficiency=0.7, flops_efficiency=0.6, overhead_s=1e-3
-    ),
+    "h100-llama3-1b": Preset(model=_LLAMA_1B, gpu=_H100, bandwidth_efficiency=0.7, flops_efficiency=0.6, overhead_s=1e-3),
     # Databricks, "LLM Inference Performance Engineering: Best Practices" (2023): MPT-7B, 512 in and 64 out, one A100-40GB:
     # 0.9 requests/s alone, 12.5 at batch 64, 1 -> 4 users 3.5x, 32 -> 64 only about 20 % more. They report 50-60 % of
     # the bandwidth in use; the two efficiencies here are fitted within that range to their throughputs.
-    "a100-mpt-7b": Preset(
-        model=_MPT_7B, gpu=_A100, bandwidth_efficiency=0.53, flops_efficiency=0.55, overhead_s=0.5e-3
-    ),
+    "a100-mpt-7b": Preset(model=_MPT_7B, gpu=_A100, bandwidth_efficiency=0.53, flops_efficiency=0.55, overhead_s=0.5e-3),
     # Same article: on one A10 the same load runs out of memory at batch 32.
     "a10-mpt-7b": Preset(model=_MPT_7B, gpu=_A10, bandwidth_efficiency=0.6, flops_efficiency=0.55, overhead_s=0.5e-3),
     # For the demo: a small GPU whose KV memory is cut to 60,000 tokens, so that the chat traffic one laptop can send

@@ -54,7 +54,7 @@ class ServerConfig:
             for name in ("kv_tokens", "max_num_seqs", "max_num_batched_tokens")
             if (value := getattr(self, name)) is not None
         }
-        preset = replace(preset, **changes)
+        preset = replace(preset, **changes)  # type: ignore[arg-type]
         for name, value in {**changes, "kv blocks": preset.kv_blocks}.items():
             if value < 1:
                 raise TraceError("the simulated server cannot run so", seen=f"{name} = {value}", wanted="at least 1")
@@ -120,9 +120,7 @@ class Simulator:
             prompt=prompt,
             words=[self._words[i] for i in picks],
         )
-        request = Request(
-            prompt=prompt, answer=[self._word_ids[i] for i in picks], arrival_s=self.now_s, ends_with=reason
-        )
+        request = Request(prompt=prompt, answer=[self._word_ids[i] for i in picks], arrival_s=self.now_s, ends_with=reason)
         self.engine.submit(request)
         stream = self._streams[request] = Stream(answer)
         self._work.set()
@@ -329,9 +327,7 @@ async def serving(config: ServerConfig) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def _running(config: ServerConfig) -> AsyncIterator[tuple[str, "asyncio.Task[None]"]]:
     simulator = Simulator(config)
-    runner = web.AppRunner(
-        _application(simulator), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
-    )
+    runner = web.AppRunner(_application(simulator), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     loop_task = asyncio.get_running_loop().create_task(simulator.run())
     try:

@@ -60,9 +60,7 @@ def test_schema_table_and_row_type_name_the_same_columns() -> None:
 
 
 def test_footer_survives() -> None:
-    footer = Footer(
-        time_grid_ns=3, block_tokens=512, tail_rule="ceil", hashes=HashScheme(key_id="k"), losses={"torn": 2}
-    )
+    footer = Footer(time_grid_ns=3, block_tokens=512, tail_rule="ceil", hashes=HashScheme(key_id="k"), losses={"torn": 2})
 
     assert Footer.from_json(footer.to_json()) == footer
 

@@ -92,7 +92,7 @@ class _RunTree:
     def path_units(self) -> list[int]:
         """Units of each request's whole path."""
         before = np.asarray(self._units_before)
-        return np.diff(before[np.asarray(self._offsets)]).tolist()
+        return list(np.diff(before[np.asarray(self._offsets)]).tolist())
 
     def touch(self, request: int) -> list[tuple[int, int]]:
         """Stamp the request's path, adding what is new; return (old stamp, units) of its known part, from the root."""

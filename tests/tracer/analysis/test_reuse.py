@@ -91,9 +91,7 @@ def test_ids_with_two_predecessors_are_refused() -> None:
     ones = np.ones(4, dtype=np.int64)
 
     with pytest.raises(TraceError, match="not chained"):
-        hit_curve(
-            Touches(blocks=blocks, units=ones, lookup_units=blocks.lengths, prompt_tokens=ones[:2], unit_tokens=16)
-        )
+        hit_curve(Touches(blocks=blocks, units=ones, lookup_units=blocks.lengths, prompt_tokens=ones[:2], unit_tokens=16))
 
 
 def test_an_engine_sees_full_pages_the_last_prompt_token_recomputed_and_answers_in_the_cache() -> None:

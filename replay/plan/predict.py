@@ -1,0 +1,51 @@
+"""What the prefix cache will do to a plan, before anything is sent. Pure."""
+
+from dataclasses import dataclass
+
+from replay.plan.plan import Plan
+from tracer.analysis.reuse import HitCurve, engine_touches, hit_curve
+from tracer.blocks import Blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Token-weighted prefix hit rates. `at_capacity` is None where the server's KV size is not known."""
+
+    at_capacity: float | None
+    infinite: float
+    kv_capacity_tokens: int | None
+    answers_reused: bool
+
+
+def plan_curve(plan: Plan, *, answers_reused: bool) -> HitCurve:
+    """The LRU curve of a plan. Answers fill the cache in any case; later turns can hit them only if they are reused."""
+    answers = plan.answer_blocks if answers_reused else Blocks.from_lists([()] * len(plan))
+    return hit_curve(
+        engine_touches(
+            blocks=plan.blocks,
+            block_tokens=plan.block_tokens,
+            tail_id=plan.tail_id,
+            tail_tokens=plan.tail_tokens,
+            input_tokens=plan.input_tokens,
+            output_tokens=plan.output_tokens,
+            answer_blocks=answers,
+        )
+    )
+
+
+def predict(plan: Plan, kv_capacity_tokens: int | None, *, answers_reused: bool) -> Prediction:
+    """LRU hit rate at the server's KV size, and with endless memory.
+
+    Where answers are not reused, a later turn still names its predecessor's answer blocks, but their tokens were
+    never in the server's cache; the curve then shares only what prompts themselves have in common.
+    """
+    curve = plan_curve(plan, answers_reused=answers_reused)
+    at_capacity = None
+    if kv_capacity_tokens is not None:
+        at_capacity = curve.hit_rate_at(kv_capacity_tokens // curve.unit_tokens)
+    return Prediction(
+        at_capacity=at_capacity,
+        infinite=curve.hit_rate_infinite,
+        kv_capacity_tokens=kv_capacity_tokens,
+        answers_reused=answers_reused,
+    )
