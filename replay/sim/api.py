@@ -1,4 +1,4 @@
-"""OpenAI request bodies in, response bytes out, as vLLM shapes them. Pure: bytes, tokenizer and generator are passed in.
+"""OpenAI request bodies in, response bytes out, as vLLM shapes them. Pure: tokenizer and generator are passed in.
 
 Accepted and without effect: `stop`, sampling parameters, `logprobs` and `echo`, since the answer is made up anyway.
 """

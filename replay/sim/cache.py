@@ -108,7 +108,7 @@ class BlockCache:
 
 
 def chained_names(tokens: "array[int]", block_tokens: int) -> list[int]:
-    """Names of the full blocks of `tokens`: each commits to all tokens before it. 64-bit, equal only within a process."""
+    """64-bit names of the full blocks of `tokens`, each committing to all before it; equal only within a process."""
     data = tokens.tobytes()
     width = block_tokens * tokens.itemsize
     names: list[int] = []

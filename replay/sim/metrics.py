@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from replay.sim.engine import Engine, Step
 
@@ -35,7 +34,7 @@ class Histogram:
         rows, total = [], 0
         for bound, count in zip([*self.bounds, float("inf")], self.counts, strict=True):
             total += count
-            rows.append((str(floatToGoString(bound)), float(total)))  # type: ignore[no-untyped-call]
+            rows.append(("+Inf" if bound == float("inf") else str(float(bound)), float(total)))
         return rows
 
 

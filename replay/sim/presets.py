@@ -2,7 +2,7 @@
 
 Step time is a roofline: the larger of bytes moved / (bandwidth * efficiency) and FLOPs / (peak * efficiency), plus a
 fixed overhead. Bytes: all weights once a step, and the KV of every context. FLOPs: 2 per parameter and token, plus
-attention. See Williams et al., "Roofline" (CACM 2009) and Pope et al., "Efficiently Scaling Transformer Inference" (2022).
+attention. See Williams et al., "Roofline" (CACM 2009); Pope et al., "Efficiently Scaling Transformer Inference" (2022).
 """
 
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ PRESETS: dict[str, Preset] = {
     # tuned kernels reach (Databricks, "LLM Inference Performance Engineering: Best Practices", model bandwidth
     # utilization); overhead: the host side of a step, about 1 ms before overlap (vLLM blog, "vLLM V1", January 2025).
     "h100-llama3-1b": Preset(model=_LLAMA_1B, gpu=_H100, bandwidth_efficiency=0.7, flops_efficiency=0.6, overhead_s=1e-3),
-    # Databricks, "LLM Inference Performance Engineering: Best Practices" (2023): MPT-7B, 512 in and 64 out, one A100-40GB:
+    # Databricks, "LLM Inference Performance Engineering: Best Practices" (2023), MPT-7B, 512 in, 64 out, one A100-40GB:
     # 0.9 requests/s alone, 12.5 at batch 64, 1 -> 4 users 3.5x, 32 -> 64 only about 20 % more. They report 50-60 % of
     # the bandwidth in use; the two efficiencies here are fitted within that range to their throughputs.
     "a100-mpt-7b": Preset(model=_MPT_7B, gpu=_A100, bandwidth_efficiency=0.53, flops_efficiency=0.55, overhead_s=0.5e-3),

@@ -49,13 +49,21 @@ class ServerConfig:
     def effective_preset(self) -> Preset:
         """The preset with this config's changes. Raises TraceError for one that cannot run."""
         preset = preset_named(self.preset)
-        changes: dict[str, int] = {
-            name: value
-            for name in ("kv_tokens", "max_num_seqs", "max_num_batched_tokens")
-            if (value := getattr(self, name)) is not None
+        preset = replace(
+            preset,
+            kv_tokens=preset.kv_tokens if self.kv_tokens is None else self.kv_tokens,
+            max_num_seqs=preset.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
+            max_num_batched_tokens=(
+                preset.max_num_batched_tokens if self.max_num_batched_tokens is None else self.max_num_batched_tokens
+            ),
+        )
+        at_least_one = {
+            "KV blocks": preset.kv_blocks,
+            "max_num_seqs": preset.max_num_seqs,
+            "max_num_batched_tokens": preset.max_num_batched_tokens,
+            "answer_tokens": self.answer_tokens,
         }
-        preset = replace(preset, **changes)  # type: ignore[arg-type]
-        for name, value in {**changes, "kv blocks": preset.kv_blocks}.items():
+        for name, value in at_least_one.items():
             if value < 1:
                 raise TraceError("the simulated server cannot run so", seen=f"{name} = {value}", wanted="at least 1")
         if self.speed <= 0:
@@ -153,8 +161,8 @@ class Simulator:
         if lag_s > _LAG_WARNING_S and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "the simulated server is %.2f s behind its virtual time: this host is too slow for the load, so clients "
-                "see later tokens than the model says. Lower --speed or the load; see chatreel_sim_lag_seconds",
+                "the simulated server is %.2f s behind its virtual time: this host is too slow for the load, and clients "
+                "see tokens later than the model says. Lower --speed or the load; see chatreel_sim_lag_seconds",
                 lag_s,
             )
 
@@ -165,9 +173,7 @@ class Simulator:
             stream = streams.get(request)
             if stream is None or not stream.answer.ask.stream:
                 continue
-            # The request's own reason is set at its last token, which is this one only if this step finished it.
-            is_last = request.finish_reason is not None and request.last_token_s == step.end_s
-            data = stream.answer.token(token_id, request.finish_reason if is_last else None)
+            data = stream.answer.token(token_id, request.finish_reason)
             if gap_s is None:
                 data = stream.answer.first() + data
             stream.write(data)
@@ -242,7 +248,6 @@ async def _stream(http: web.Request, request: Request, stream: Stream) -> web.St
     if stream.chunked:
         response.enable_chunked_encoding()
     await response.prepare(http)
-    await response.write(b": queued\n\n")
     stream.transport = http.transport
     await stream.done
     await response.write(stream.answer.last(request.cached_tokens or 0))
