@@ -27,6 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     session_id: int
     turn: int
     planned_ns: int  # when it should go out: open loop from the trace; later turns: previous end + think time
+    recorded_ns: int | None = None  # when the scaled trace had it: differs for later turns, which wait for answers
     ready_ns: int | None = None  # prompt built and request encoded
     sent_ns: int | None = None  # bytes handed to the socket
     first_byte_ns: int | None = None
