@@ -77,16 +77,26 @@ class Stream:
     def __init__(self, answer: api.Answer) -> None:
         self.answer = answer
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.transport: asyncio.Transport | None = None
-        self.chunked = True
+        self._transport: asyncio.Transport | None = None
+        self._chunked = True
+        self._early = b""
+
+    def attach(self, transport: asyncio.Transport | None, chunked: bool) -> None:
+        """The head of the response is out: from now on `write` reaches the client."""
+        self._transport = transport
+        self._chunked = chunked
+        if self._early:
+            self.write(self._early)
 
     def write(self, data: bytes) -> None:
         """Straight to the socket, past the handler's task: half the cost of waking it for each token.
 
         A client that reads slowly is buffered without limit and slows nobody else, as in vLLM.
         """
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        if self._transport is None:
+            self._early += data
+        elif not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
 
 class Simulator:
@@ -244,11 +254,11 @@ async def _prompt(simulator: Simulator, body: api.Body, kind: api.Kind) -> "arra
 async def _stream(http: web.Request, request: Request, stream: Stream) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     response.headers["Cache-Control"] = "no-cache"
-    stream.chunked = http.version >= (1, 1)
-    if stream.chunked:
+    chunked = http.version >= (1, 1)
+    if chunked:
         response.enable_chunked_encoding()
     await response.prepare(http)
-    stream.transport = http.transport
+    stream.attach(http.transport, chunked)
     await stream.done
     await response.write(stream.answer.last(request.cached_tokens or 0))
     await response.write_eof()
