@@ -12,22 +12,23 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # None: the server does not say; 0: it says none
     reasoning_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkFacts:
-    """What one stream event, or one whole body, says about the first choice."""
+class ChunkFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stream event, or one whole body, says about its first choice. A struct: cheapest to make per chunk."""
 
+    choice_index: int = 0  # with n > 1, events of several choices are interleaved
     text: str = ""
     reasoning: str = ""
-    tool_calls: int = 0
-    token_ids: tuple[int, ...] | None = None
+    tool_calls: int = 0  # calls that begin here
+    tool_text: str = ""  # their names and arguments, or pieces of them
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
     finish_reason: str | None = None
     usage: Usage | None = None
     error: str | None = None  # the server's own words
@@ -37,7 +38,7 @@ class ChunkFacts:
     @property
     def has_token(self) -> bool:
         """A token of reasoning, answer or tool call: not a role, not an empty chunk, not usage alone."""
-        return bool(self.text or self.reasoning or self.tool_calls or self.token_ids)
+        return bool(self.text or self.reasoning or self.tool_calls or self.tool_text or self.token_ids)
 
 
 class _Details(msgspec.Struct):
@@ -52,35 +53,55 @@ class _Usage(msgspec.Struct):
     completion_tokens_details: _Details | None = None
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _ToolCall(msgspec.Struct):
+    id: str | None = None
+    function: _Function | None = None
+
+
 class _Message(msgspec.Struct):
     content: Any = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: int | None = None
     text: str | None = None
     delta: _Message | None = None
     message: _Message | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None  # completions put them here, chat beside `choices`
 
 
 class _Body(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
     error: Any = None
+    object: str | None = None
+    message: Any = None
+
+
+class _Error(msgspec.Struct):
+    error: Any
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_error = msgspec.json.Decoder(_Error).decode
+_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _DONE = ChunkFacts(is_done=True)
 
 
 def parse_chunk(data: bytes) -> ChunkFacts:
     """Facts of one SSE payload."""
-    if data.strip() == b"[DONE]":
+    if data == b"[DONE]" or data.strip() == b"[DONE]":
         return _DONE
     return parse_response(data)
 
@@ -89,29 +110,59 @@ def parse_response(body: bytes) -> ChunkFacts:
     """Facts of a whole JSON body (or one event's). What is no such body has `is_parsed` False."""
     try:
         raw = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ChunkFacts(is_parsed=False)
-    text, reasoning, calls, ids, finish = "", "", 0, None, None
-    for choice in raw.choices:
-        message = choice.delta or choice.message
-        if choice.text:
-            text += choice.text
-        if message is not None:
-            if isinstance(message.content, str):
-                text += message.content
-            reasoning += message.reasoning or message.reasoning_content or ""
-            calls += len(message.tool_calls or ())
-        ids = tuple(choice.token_ids) if choice.token_ids is not None else ids
-        finish = choice.finish_reason or finish
+    except _FAULTS:
+        return _unusual(body)
+    if raw.error is not None or raw.object == "error":
+        return ChunkFacts(error=_error_text(raw.error if raw.error is not None else raw.message))
+    usage = _usage(raw.usage) if raw.usage is not None else None
+    if not raw.choices:
+        return ChunkFacts(usage=usage, prompt_token_ids=raw.prompt_token_ids)
+    choice = raw.choices[0]
+    text, reasoning, calls, tool_text = choice.text or "", "", 0, ""
+    message = choice.delta or choice.message
+    if message is not None:
+        if message.content:
+            text += message.content if isinstance(message.content, str) else _parts_text(message.content)
+        reasoning = message.reasoning or message.reasoning_content or ""
+        if message.tool_calls:
+            calls, tool_text = _tool_calls(message.tool_calls)
     return ChunkFacts(
+        choice_index=choice.index or 0,
         text=text,
         reasoning=reasoning,
         tool_calls=calls,
-        token_ids=ids,
-        finish_reason=finish,
-        usage=_usage(raw.usage) if raw.usage is not None else None,
-        error=_error_text(raw.error) if raw.error is not None else None,
+        tool_text=tool_text,
+        token_ids=choice.token_ids,
+        prompt_token_ids=raw.prompt_token_ids or choice.prompt_token_ids,
+        finish_reason=choice.finish_reason,
+        usage=usage,
     )
+
+
+def _unusual(body: bytes) -> ChunkFacts:
+    """An error object inside a body that is odd elsewhere still counts as one."""
+    try:
+        error = _decode_error(body).error
+    except _FAULTS:
+        return ChunkFacts(is_parsed=False)
+    return ChunkFacts(is_parsed=False, error=_error_text(error) if error is not None else None)
+
+
+def _parts_text(content: Any) -> str:
+    if not isinstance(content, list):
+        return ""
+    return "".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
+
+
+def _tool_calls(calls: list[_ToolCall]) -> tuple[int, str]:
+    """(calls that begin, their text). A call's later pieces carry neither id nor name."""
+    begun, text = 0, ""
+    for call in calls:
+        name = call.function.name if call.function else None
+        arguments = call.function.arguments if call.function else None
+        begun += bool(call.id or name)
+        text += (name or "") + (arguments if isinstance(arguments, str) else "")
+    return begun, text
 
 
 def _usage(raw: _Usage) -> Usage:
@@ -190,10 +241,16 @@ def text_prompt(prompt: Any) -> str | None:
 
 @dataclass(slots=True)
 class StreamFacts:
-    """Folds the facts of a stream's events into those of its answer; usage is cumulative, so the last one wins."""
+    """Folds the facts of a stream's events into those of its first answer (choice 0).
+
+    Usage is cumulative, so the last one wins, and it spans all choices.
+    """
 
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
     has_all_token_ids: bool = True  # every token-bearing event carried its ids
     tool_calls: int = 0
     finish_reason: str | None = None
@@ -202,14 +259,28 @@ class StreamFacts:
     is_done: bool = False
 
     def add(self, facts: ChunkFacts) -> None:
+        if facts.choice_index == 0:
+            self._add_answer(facts)
+        if facts.usage is not None:
+            self.usage = facts.usage
+        if facts.prompt_token_ids is not None:
+            self.prompt_token_ids = facts.prompt_token_ids
+        if facts.error is not None:
+            self.error = facts.error
+        if facts.is_done:
+            self.is_done = True
+
+    def _add_answer(self, facts: ChunkFacts) -> None:
         if facts.text:
             self.text.append(facts.text)
+        if facts.reasoning:
+            self.reasoning.append(facts.reasoning)
+        if facts.tool_text:
+            self.tool_text.append(facts.tool_text)
         if facts.token_ids is not None:
             self.token_ids.extend(facts.token_ids)
         elif facts.has_token:
             self.has_all_token_ids = False
         self.tool_calls += facts.tool_calls
-        self.finish_reason = facts.finish_reason or self.finish_reason
-        self.usage = facts.usage or self.usage
-        self.error = facts.error or self.error
-        self.is_done = self.is_done or facts.is_done
+        if facts.finish_reason is not None:
+            self.finish_reason = facts.finish_reason

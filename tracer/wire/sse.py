@@ -3,13 +3,12 @@
 Grammar: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
 
-from dataclasses import dataclass
+import msgspec
 
 _BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(msgspec.Struct, frozen=True):
     data: bytes  # `data` lines joined by LF
     event: str  # "message" where the stream names none
 
@@ -26,12 +25,23 @@ class SseParser:
         self._parts: list[bytes] = []  # pieces of the line that is not complete yet
         self._data: list[bytes] = []
         self._event = ""
-        self._size = 0  # bytes held of the event that is not complete yet
+        self._size = 0  # bytes of data lines of the event that is not complete yet
+        self._held = 0  # bytes of its line that is not complete yet
         self._oversized = False
         self._after_cr = False  # an LF that comes next belongs to the CR already taken as a line end
+        self._is_between_events = False  # nothing held: the next byte begins a line and an event
         self._head: bytes | None = b""  # first bytes, held while they may still be a byte order mark
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
+        if self._is_between_events and chunk.startswith(b"data: ") and chunk.find(b"\n") == len(chunk) - 2:
+            if chunk.endswith(b"\n\n") and b"\r" not in chunk and self._fits(len(chunk) - 8):
+                return [SseEvent(chunk[6:-2], "message")]  # the usual case: one event, one line, one chunk
+        events = self._feed(chunk)
+        held = self._parts or self._data or self._event or self._after_cr or self._oversized
+        self._is_between_events = self._head is None and not held
+        return events
+
+    def _feed(self, chunk: bytes) -> list[SseEvent]:
         if self._head is not None:
             chunk = self._without_bom(chunk)
         if self._after_cr and chunk:
@@ -50,6 +60,7 @@ class SseParser:
         if self._parts:
             chunk = b"".join(self._parts) + chunk
             self._parts.clear()
+            self._held = 0
         lines = chunk.split(b"\n")
         rest = lines.pop()
         events = [event for line in lines if (event := self._line(line)) is not None]
@@ -61,7 +72,7 @@ class SseParser:
         """End of the stream. A last event without its blank line counts: some servers close early, and it is whole JSON."""
         chunk = self._head or b""
         self._head = None
-        events = self.feed(chunk) if chunk else []
+        events = self._feed(chunk) if chunk else []
         line = b"".join(self._parts)
         self._parts.clear()
         if line:
@@ -78,9 +89,8 @@ class SseParser:
         return head.removeprefix(_BOM)
 
     def _hold(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._max_bytes is not None and self._size > self._max_bytes:
-            self._oversized = True
+        self._held += len(part)
+        self._check_size()
         if self._oversized:
             self._parts = [b"x"]  # stands for a line whose content is lost: not blank, and no field
         else:
@@ -98,10 +108,18 @@ class SseParser:
         return None  # comments, id, retry and unknown fields carry nothing for us
 
     def _add_data(self, value: bytes) -> None:
-        self._data.append(value)
-        if self._max_bytes is not None and sum(map(len, self._data)) > self._max_bytes:
+        self._size += len(value)
+        self._check_size()
+        if not self._oversized:
+            self._data.append(value)
+
+    def _check_size(self) -> None:
+        if not self._fits(self._size + self._held):
             self._oversized = True
-            self._data = [b""]
+            self._data.clear()
+
+    def _fits(self, size: int) -> bool:
+        return self._max_bytes is None or size <= self._max_bytes
 
     def _dispatch(self) -> SseEvent | None:
         data, name, oversized = self._data, self._event, self._oversized
