@@ -180,9 +180,7 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
     }
 
 
-def _point_facts(
-    index: int, scale: float, config: ReplayConfig, seed: int, plan: Plan, prediction: Prediction
-) -> dict[str, Any]:
+def _point_facts(index: int, scale: float, config: ReplayConfig, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
     return {
         "index": index,
         "scale": scale,
@@ -415,9 +413,7 @@ async def _background(*coroutines: Any) -> AsyncIterator[None]:
                 raise result
 
 
-def _outcome(
-    planned: Planned, due_ns: int, ready_ns: int, seen: Exchange, start_ns: int, answer_spliced: bool | None
-) -> Outcome:
+def _outcome(planned: Planned, due_ns: int, ready_ns: int, seen: Exchange, start_ns: int, answer_spliced: bool | None) -> Outcome:
     def since(absolute_ns: int | None) -> int | None:
         return None if absolute_ns is None else absolute_ns - start_ns
 

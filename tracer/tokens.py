@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from tracer.errors import TraceError
 
 # Patterns as published in tiktoken_ext/openai_public.py; digests are those that tiktoken itself checks after download.
-_CL100K_PATTERN = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""  # noqa: E501
+_CL100K_PATTERN = (
+    r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""  # noqa: E501
+)
 _O200K_PATTERN = "|".join(
     [
         r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
@@ -67,9 +69,7 @@ class TiktokenTokenizer:
         self.name = name
         self.message_start = special["<|im_start|>"]
         self.message_end = special["<|im_end|>"]
-        self.encoding = tiktoken.Encoding(
-            name, pat_str=pattern, mergeable_ranks=_ranks(name, digest), special_tokens=special
-        )
+        self.encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=_ranks(name, digest), special_tokens=special)
 
     def encode(self, text: str) -> list[int]:
         return self.encoding.encode_ordinary(text)
@@ -112,9 +112,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
-        raise TraceError(
-            "no such tokenizer", seen=repr(name), wanted=f"{', '.join(BUILT_IN)} or the path of a tokenizer.json"
-        )
+        raise TraceError("no such tokenizer", seen=repr(name), wanted=f"{', '.join(BUILT_IN)} or the path of a tokenizer.json")
     return JsonTokenizer(path)
 
 

@@ -165,9 +165,7 @@ def count_requests(path: str | os.PathLike[str]) -> int:
         return cast(int, file.metadata.num_rows)
 
 
-def iter_requests(
-    path: str | os.PathLike[str], columns: list[str] | None = None, batch_rows: int = 4096
-) -> Iterator[Request]:
+def iter_requests(path: str | os.PathLike[str], columns: list[str] | None = None, batch_rows: int = 4096) -> Iterator[Request]:
     """Rows in arrival order, a batch in memory at a time. Columns left out of `columns` are absent from the rows."""
     with _open(path) as file:
         _footer_of(file, path)

@@ -41,9 +41,7 @@ async def probe(client: httpx.AsyncClient, url: str, *, prompt_mode: str, tokeni
     if mode in ("auto", "ids"):
         accepted, returns_ids = await _takes_ids(client, url, model, vocabulary)
         if not accepted and mode == "ids":
-            raise PlanError(
-                "the target does not take token ids on /v1/completions", path=url, next_step="Use --prompt-mode text"
-            )
+            raise PlanError("the target does not take token ids on /v1/completions", path=url, next_step="Use --prompt-mode text")
         if not accepted:
             notes.append("the target does not take token ids, so prompts are sent as text that re-tokenizes exactly")
         mode = "ids" if accepted else "text"
@@ -124,9 +122,7 @@ async def _takes_ids(client: httpx.AsyncClient, url: str, model: str, vocabulary
 async def _text_overhead(client: httpx.AsyncClient, url: str, model: str, vocabulary: Vocabulary, notes: list[str]) -> int:
     """Tokens that the server adds to a text prompt, from two lengths. Raises PlanError if text does not come out exact."""
     if vocabulary.words is None:
-        raise PlanError(
-            "text prompts need the target's own tokenizer", path=url, next_step="Give --tokenizer tokenizer.json"
-        )
+        raise PlanError("text prompts need the target's own tokenizer", path=url, next_step="Give --tokenizer tokenizer.json")
     extra = []
     for length in (40, 200):
         text = vocabulary.words[np.arange(length) * 11 % len(vocabulary.words)].tobytes().decode("ascii")

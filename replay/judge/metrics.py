@@ -46,9 +46,7 @@ def percentiles(values: Iterable[float]) -> Percentiles | None:
     def rank(share: float) -> float:
         return float(ordered[max(0, math.ceil(share * n) - 1)])
 
-    return Percentiles(
-        count=n, p50=rank(0.5), p90=rank(0.9), p99=rank(0.99), max=float(ordered[-1]), mean=float(ordered.mean())
-    )
+    return Percentiles(count=n, p50=rank(0.5), p90=rank(0.9), p99=rank(0.99), max=float(ordered[-1]), mean=float(ordered.mean()))
 
 
 def steady_window(planned_span_s: float, planned: int) -> tuple[float, float]:

@@ -83,28 +83,25 @@ def _scale_rows(points: list[Point]) -> list[dict[str, Any]]:
     return rows
 
 
-def _lines(
-    rows: list[dict[str, Any]], names: list[str], unit: str, *, log: bool = False, share: bool = False
-) -> Chart | None:
+def _lines(rows: list[dict[str, Any]], names: list[str], unit: str, *, log: bool = False, share: bool = False) -> Chart | None:
     """One line per scale; the second name, if any, is dashed."""
     rows = [row for row in rows if row["what"] in names and not (log and row["value"] <= 0)]
     if not rows:
         return None
     scales = sorted({row["scale"] for row in rows}, key=lambda text: float(text[:-1]))
-    scale = alt.Scale(type="log") if log else alt.Scale(domain=[0, 1]) if share else alt.Scale(domainMin=0)
+    scale = alt.Scale(type="log") if log else alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=True)
     chart: Chart = (
-        alt.Chart(alt.InlineData(values=rows), width=WIDTH, height=HEIGHT)  # type: ignore[no-untyped-call]
+        alt.Chart(alt.InlineData(values=rows), width=WIDTH, height=HEIGHT)
         .mark_line(interpolate="monotone", strokeWidth=1.6, point=alt.OverlayMarkDef(size=6))
         .encode(
             x=alt.X("t:Q", title="seconds since the start of the point"),
             y=alt.Y("value:Q", title=unit, scale=scale, axis=alt.Axis(format="%" if share else "~s")),
             color=alt.Color("scale:N", title="scale", scale=alt.Scale(domain=scales, range=SCALE_COLOURS[: len(scales)])),
             strokeDash=alt.StrokeDash("what:N", legend=None, scale=alt.Scale(domain=names, range=[[1, 0], [4, 3]])),
-            tooltip=[
-                alt.Tooltip(f"{name}:{kind}") for name, kind in (("scale", "N"), ("what", "N"), ("t", "Q"), ("value", "Q"))
-            ],
+            tooltip=["scale:N", "what:N", "t:Q", "value:Q"],
         )
     )
+    return chart
 
 
 def _by_scale(rows: list[dict[str, Any]], family: str, kind: str, title: str) -> Chart | None:
@@ -112,15 +109,16 @@ def _by_scale(rows: list[dict[str, Any]], family: str, kind: str, title: str) ->
     if not rows:
         return None
     names = sorted({row["what"] for row in rows})
-    scale = {"share": alt.Scale(domain=[0, 1]), "ms": alt.Scale(type="log"), "count": alt.Scale(domainMin=0)}[kind]
+    scales = sorted({row["scale"] for row in rows})
+    scale = {"share": alt.Scale(domain=[0, 1]), "ms": alt.Scale(type="log"), "count": alt.Scale(zero=True)}[kind]
     chart: Chart = (
-        alt.Chart(alt.InlineData(values=rows), width=WIDTH, height=HEIGHT)  # type: ignore[no-untyped-call]
+        alt.Chart(alt.InlineData(values=rows), width=WIDTH, height=HEIGHT)
         .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=60, filled=True))
         .encode(
-            x=alt.X("scale:Q", title="scale", axis=alt.Axis(labelExpr="datum.label + 'x'"), scale=alt.Scale(zero=False)),
+            x=alt.X("scale:Q", title="scale", axis=alt.Axis(labelExpr="datum.label + 'x'", values=scales)),
             y=alt.Y("value:Q", title=title, scale=scale, axis=alt.Axis(format="%" if kind == "share" else "~s")),
             color=alt.Color("what:N", title=None, scale=alt.Scale(domain=names, range=["#4c78a8", "#f58518"])),
-            strokeDash=alt.StrokeDash("what:N", legend=None, scale=alt.Scale(domain=names, range=[[5, 3], [1, 0]])),
+            strokeDash=alt.StrokeDash("what:N", title=None, scale=alt.Scale(domain=names, range=[[5, 3], [1, 0]])),
             tooltip=["what:N", "scale:Q", "value:Q"],
         )
     )

@@ -122,9 +122,7 @@ class Metrics(Collector):
             counter = CounterMetricFamily(name, text, labels=list(self.labels))
             counter.add_metric(list(self.labels.values()), value)
             yield counter
-        success = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended.", labels=[*self.labels, "finished_reason"]
-        )
+        success = CounterMetricFamily("vllm:request_success", "Requests that ended.", labels=[*self.labels, "finished_reason"])
         for reason, count in self.finished.items():
             success.add_metric([*self.labels.values(), reason], count)
         yield success

@@ -1,0 +1,49 @@
+"""When sessions start, and how recorded stamps lose their grid. Pure: a generator of random numbers is passed in."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+NS = 1_000_000_000
+_CHUNK = 1024
+WINDOW_NS = 60 * NS  # recorded arrivals keep their rate per window; gaps are shuffled inside it
+
+
+def gamma_starts(rate_per_s: float, cv: float, rng: np.random.Generator) -> Iterator[Ints]:
+    """Endless start times in ns, in chunks: gaps are Gamma with mean 1 / rate and shape 1 / cv**2 (cv 1: Poisson)."""
+    shape = 1.0 / (cv * cv)
+    now_s = 0.0
+    while True:
+        times = now_s + np.cumsum(rng.standard_gamma(shape, _CHUNK)) / (shape * rate_per_s)
+        now_s = float(times[-1])
+        yield (times * NS).astype(np.int64)
+
+
+def recorded_starts(starts_ns: Ints, rate_per_s: float | None, rng: np.random.Generator) -> Iterator[Ints]:
+    """Endless start times that repeat a recording's rate profile, in chunks of one repeat.
+
+    The gaps are shuffled inside windows of 60 s, which keeps the burstiness inside and between windows. With a rate the
+    time axis is stretched or compressed to reach it.
+    """
+    starts = np.sort(starts_ns) - int(starts_ns.min())
+    span = int(starts[-1]) + max(1, int(starts[-1]) // max(1, len(starts) - 1))  # one mean gap after the last
+    stretch = 1.0 if rate_per_s is None else len(starts) / (span / NS) / rate_per_s
+    gaps = np.diff(starts, append=span)
+    windows = starts // WINDOW_NS
+    repeat = 0
+    while True:
+        order = np.lexsort((rng.random(len(gaps)), windows))
+        times = repeat * span + np.concatenate([[0], np.cumsum(gaps[order])[:-1]])
+        yield (times * stretch).astype(np.int64)
+        repeat += 1
+
+
+def spread_inside_grid(stamps_ns: Ints, grid_ns: int | None, rng: np.random.Generator) -> Ints:
+    """Sorted stamps on a grid, each moved forward by less than the grid's step; equal ones keep their order."""
+    if not grid_ns:
+        return stamps_ns
+    offsets = rng.integers(0, grid_ns, len(stamps_ns))
+    order = np.lexsort((offsets, stamps_ns))
+    return stamps_ns + offsets[order]
