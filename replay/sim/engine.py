@@ -124,7 +124,7 @@ class Engine:
             raise ValueError("nothing to run")
         start_s = self.now_s if self.running else max(self.now_s, self.waiting[0].arrival_s)
         work, preempted, budget = self._continue_running()
-        admitted = [] if preempted else self._admit(work, budget, start_s)
+        admitted = self._admit(work, budget, start_s)
         self.now_s = start_s + self._step_s(work)
         tokens, finished = self._advance(work)
         return Step(
@@ -162,7 +162,8 @@ class Engine:
     def _admit(self, work: list[tuple[Request, int]], budget: int, start_s: float) -> list[Request]:
         """Start waiting requests while the budget lasts and all their known tokens would fit.
 
-        The whole prompt must fit although only its first chunk takes blocks: vLLM's `scheduler_reserve_full_isl`.
+        The whole prompt must fit although only its first chunk takes blocks: vLLM's `scheduler_reserve_full_isl`. So
+        whoever was preempted in this step stays out of it: an older request took at least one of its blocks.
         """
         admitted: list[Request] = []
         waiting = self.waiting
