@@ -48,8 +48,8 @@ def import_trace(
 ) -> ImportReport:
     """Read a public trace into a trace file.
 
-    A bad row is counted and goes to OUT.rejected.jsonl; with `strict` it is a TraceError. Two passes over the file: the first finds
-    what the footer must say (grid, tail rule, order), so that memory stays flat for millions of rows.
+    A bad row is counted and goes to OUT.rejected.jsonl; with `strict` it is a TraceError. Two passes over the file: the
+    first finds what the footer must say (grid, tail rule, order), so that memory stays flat for millions of rows.
     """
     name = source_format or detect(path)
     if name not in FORMATS:
@@ -185,7 +185,7 @@ def _copy(
 def _numbered(rows: Iterable[Request]) -> Iterator[Request]:
     """Keep the place in the source, so that an export can give its order back."""
     for place, row in enumerate(rows):
-        extra = msgspec.json.decode(row["source_extra"]) if row.get("source_extra") else {}
+        extra = msgspec.json.decode(row.get("source_extra") or "{}")
         row["source_extra"] = msgspec.json.encode({**extra, "line": place}).decode()
         yield row
 
@@ -216,7 +216,7 @@ def export_trace(path: Path, out_path: Path, target_format: str) -> int:
     rows: Iterable[Request] = iter_requests(path)
     first_ns = int(footer.notes.get("first_arrival_ns", 0))
     if footer.losses.get("inversions"):
-        rows = sorted(rows, key=lambda row: msgspec.json.decode(row["source_extra"] or "{}").get("line", 0))
+        rows = sorted(rows, key=lambda row: msgspec.json.decode(row.get("source_extra") or "{}").get("line", 0))
     count = 0
     with open(out_path, "wb") as file:
         for line in FORMATS[target_format].write(_moved(rows, first_ns), footer):

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tracer.blocks import Blocks
@@ -195,7 +196,7 @@ def column(table: pa.Table, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
 def blocks(table: pa.Table, name: str) -> Blocks:
     """A list column of block ids as offsets and values; a null list is an empty one."""
     combined = table[name].combine_chunks()
-    lengths = pa.compute.list_value_length(combined).fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = pc.list_value_length(combined).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(combined) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return Blocks(offsets=offsets, ids=combined.flatten().to_numpy(zero_copy_only=False).astype(np.int32, copy=False))

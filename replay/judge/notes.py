@@ -63,7 +63,7 @@ def cache_notes(cache: Cache, facts: Facts, prompt_exact: float | None, has_metr
                 kind="hit_rate_gap",
                 seen=f"the server reports a prefix hit rate of {reported:.1%}, an LRU of its size gives {predicted:.1%}",
                 why="another eviction rule, a router in front, blocks pinned by running requests, or a broken shared prefix",
-                action="check the server's cache settings, and that nothing on the way changes the prompt (template, BOS, router)",
+                action="check the server's cache settings, and that nothing on the way changes prompts (template, BOS, router)",
             )
         )
     if reported is None:
@@ -107,7 +107,7 @@ def cache_notes(cache: Cache, facts: Facts, prompt_exact: float | None, has_metr
             Note(
                 kind="answers_not_reused",
                 seen="later turns carry made-up answers: the server does not return token ids",
-                why="real conversations find their last answer in the cache, this replay does not; the prediction accounts for it",
+                why="a real conversation finds its last answer in the cache, this one does not; the prediction accounts for it",
                 action="use a server that honours return_token_ids (vLLM)",
             )
         )

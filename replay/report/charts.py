@@ -1,5 +1,6 @@
 """The summary as Vega-Lite charts: one row of values per bin or point, so a long run stays a small page. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -38,10 +39,10 @@ def charts(summary: Summary) -> dict[str, tuple[str, Chart]]:
 
 
 def _time_rows(points: list[Point]) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for point in points:
         s = point.series
-        columns = {
+        columns: dict[str, Sequence[float | None]] = {
             "offered": s.offered_per_s,
             "completed": s.completed_per_s,
             "ttft p50": s.ttft_p50_ms,

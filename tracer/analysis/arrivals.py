@@ -49,12 +49,14 @@ def _rounded(grid_ns: float) -> float:
 
 
 def index_of_dispersion(times_s: NDArray[np.float64], window_s: float) -> float | None:
-    """Variance / mean of the counts in whole windows (Cox and Lewis 1966). None: fewer than two whole windows."""
-    windows = int(times_s[-1] // window_s) if len(times_s) else 0
-    if windows < 2:
+    """Variance / mean of the counts per window (Cox and Lewis 1966), the last, partial window included.
+
+    None: the times span less than two windows.
+    """
+    if not len(times_s) or times_s[-1] < 2 * window_s:
         return None
-    counts = np.bincount((times_s // window_s).astype(np.int64), minlength=windows)[:windows]
-    return float(counts.var() / counts.mean()) if counts.mean() else None
+    counts = np.bincount((times_s // window_s).astype(np.int64))
+    return float(counts.var() / counts.mean())
 
 
 def gap_cv(times: NDArray[Any]) -> float | None:

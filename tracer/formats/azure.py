@@ -100,7 +100,7 @@ def write(rows: Iterable[Request], footer: Footer) -> Iterator[bytes]:
     before = b",".join(_COLUMNS) + (b",NumImages" if has_images else b"")
     for row in rows:
         yield before + end
-        extra = msgspec.json.decode(row["source_extra"]) if row.get("source_extra") else {}
+        extra = msgspec.json.decode(row.get("source_extra") or "{}")
         stamp = extra.get("stamp") or format_stamp((footer.epoch_ns or 0) + row["arrival_ns"], digits, zone, separator)
         before = f"{stamp},{row.get('input_tokens') or 0},{row.get('output_tokens') or 0}".encode()
         if has_images:

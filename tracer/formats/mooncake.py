@@ -113,7 +113,7 @@ def write(rows: Iterable[Request], footer: Footer) -> Iterator[bytes]:
     dense: DenseIds[int | tuple[str, int]] = DenseIds()
     for row in rows:
         tokens = row.get("input_tokens") or 0
-        extra = msgspec.json.decode(row["source_extra"]) if row.get("source_extra") else {}
+        extra = msgspec.json.decode(row.get("source_extra") or "{}")
         ids: list[int | tuple[str, int]] = list((row.get("input_blocks") or [])[factor - 1 :: factor])
         if factor > 1:
             ids = ids[: tokens // BLOCK_TOKENS]
