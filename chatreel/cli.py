@@ -1,0 +1,317 @@
+"""Parsing, calling and printing; nothing is decided here. Data goes to stdout, everything else to stderr."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from chatreel import PRODUCER, __version__
+from tracer.errors import TraceError
+
+app = typer.Typer(
+    name="chatreel",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # locals may hold prompts or keys
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Record the shape of LLM chat traffic, generate more of it, replay it at 1x, 2x, 5x, and see what it does to the "
+    "prefix cache and the KV memory. Start with `chatreel demo`.",
+)
+out = Console(soft_wrap=False)
+err = Console(stderr=True)
+
+TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)]
+OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
+SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
+
+
+class By(StrEnum):
+    users = "users"
+    time = "time"
+
+
+class PromptMode(StrEnum):
+    auto = "auto"
+    ids = "ids"
+    text = "text"
+
+
+def main() -> None:
+    """Entry point: a user's fault is one clear line and exit code 1."""
+    try:
+        app()
+    except TraceError as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"chatreel {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command("import", epilog="Example: chatreel import conversation_trace.jsonl -o conversation.parquet")
+def import_(
+    source: Annotated[Path, typer.Argument(help="A Mooncake JSONL or Azure CSV file.", show_default=False)],
+    out_path: OUT,
+    source_format: Annotated[
+        str | None, typer.Option("--format", help="mooncake or azure; found out by itself if left out.")
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="Stop at the first bad row instead of setting it aside.")] = False,
+) -> None:
+    """Import a public trace; time unit, time grid and tail rule are found out."""
+    from chatreel.progress import byte_progress
+    from tracer.importing import import_trace
+
+    with byte_progress(err, f"importing {source.name}") as on_progress:
+        done = import_trace(
+            source, out_path, source_format=source_format, strict=strict, producer=PRODUCER, on_progress=on_progress
+        )
+    err.print(f"{done.rows:,} requests of format {done.source_format} -> {out_path}", highlight=False)
+    if done.footer.time_grid_ns:
+        err.print(f"time stamps lie on a grid of {done.footer.time_grid_ns / 1e9:g} s; replay spreads them", highlight=False)
+    if done.first_bad is not None:
+        first = f"first: line {done.first_bad.line}: {done.first_bad.reason}"
+        err.print(f"{done.bad_rows:,} bad rows set aside in {done.quarantine} ({first})", style="yellow", markup=False)
+
+
+@app.command(epilog="Example: chatreel export conversation.parquet --format mooncake -o conversation.jsonl")
+def export(
+    trace: TRACE,
+    out_path: OUT,
+    target_format: Annotated[str, typer.Option("--format", help="mooncake or azure.")],
+) -> None:
+    """Write a trace in a public format."""
+    from tracer.importing import export_trace
+
+    count = export_trace(trace, out_path, target_format)
+    err.print(f"{count:,} requests -> {out_path}", highlight=False)
+
+
+@app.command(epilog="Example: chatreel analyze conversation.parquet --json analysis.json")
+def analyze(
+    trace: TRACE,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures as JSON; - is stdout.")] = None,
+    sizes_blocks: Annotated[str, typer.Option(help="Cache sizes in blocks for LRU hits.")] = "1000,2000,5000,10000,20000",
+    top: Annotated[int, typer.Option(help="How many shared prefixes to list.")] = 10,
+) -> None:
+    """Lengths, arrivals, sessions, shared prefixes, and the hit rate for every cache size."""
+    from tracer.analysis.summary import COLUMNS
+    from tracer.analysis.summary import analyze as analyze_table
+    from tracer.analysis.text import print_analysis
+    from tracer.tracefile import read_footer, read_table
+
+    sizes = _numbers(sizes_blocks, int, "--sizes-blocks")
+    found = analyze_table(read_table(trace, COLUMNS), read_footer(trace), str(trace), sizes, top)
+    text = msgspec.json.format(msgspec.json.encode(found), indent=2)
+    if json_path == Path("-"):
+        sys.stdout.write(text.decode() + "\n")
+        return
+    print_analysis(found, out)
+    if json_path is not None:
+        json_path.write_bytes(text + b"\n")
+
+
+@app.command(epilog='Example: chatreel query t.parquet "select model, count(*) from trace group by 1"')
+def query(
+    trace: TRACE,
+    sql: Annotated[str, typer.Argument(help="SQL (DuckDB); the trace is the view `trace`.", show_default=False)],
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+) -> None:
+    """Run SQL on a trace."""
+    from chatreel.query import print_query
+
+    print_query(trace, sql, csv)
+
+
+@app.command(epilog="Example: chatreel generate --preset chat -n 5000 --rate 4 -o chat.parquet")
+def generate(
+    out_path: OUT,
+    spec: Annotated[Path | None, typer.Argument(help="A TOML file that describes the workload.", show_default=False)] = None,
+    preset: Annotated[str | None, typer.Option(help="Start from: chat, rag, agentic, few-shot, random.")] = None,
+    from_trace: Annotated[Path | None, typer.Option("--from", help="Draw sharing groups from this trace instead.")] = None,
+    requests: Annotated[int | None, typer.Option("--requests", "-n", help="How many requests.")] = None,
+    duration: Annotated[float | None, typer.Option(help="How long, in seconds.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
+    burstiness: Annotated[float | None, typer.Option(help="CV of gamma-distributed gaps; 1 is Poisson.")] = None,
+    system_prompts: Annotated[int | None, typer.Option(help="System prompts in the pool.")] = None,
+    system_prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of each system prompt.")] = None,
+    zipf: Annotated[float | None, typer.Option(help="Zipf exponent of their popularity.")] = None,
+    turns: Annotated[float | None, typer.Option(help="Mean turns per session.")] = None,
+    think: Annotated[float | None, typer.Option(help="Mean think time in seconds.")] = None,
+    input_tokens: Annotated[int | None, typer.Option(help="New tokens of each turn.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Tokens of each answer.")] = None,
+    prefix_share: Annotated[float | None, typer.Option(help="Share of prompt tokens that an endless cache serves.")] = None,
+    seed: SEED = 0,
+) -> None:
+    """Make a workload: from flags, a TOML file, a preset, or a trace."""
+    from chatreel.generating import GenerateOptions, run_generate
+
+    options = GenerateOptions(
+        spec=spec,
+        preset=preset,
+        from_trace=from_trace,
+        requests=requests,
+        duration_s=duration,
+        rate_per_s=rate,
+        burstiness_cv=burstiness,
+        system_prompts=system_prompts,
+        system_prompt_tokens=system_prompt_tokens,
+        zipf=zipf,
+        turns=turns,
+        think_s=think,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        prefix_share=prefix_share,
+    )
+    for line in run_generate(options, seed, out_path):
+        err.print(line, highlight=False, markup=False)
+
+
+@app.command(epilog="Example: chatreel serve --preset h100-llama3-8b --kv-tokens 200000 --port 8000")
+def serve(
+    preset: Annotated[str, typer.Option(help="GPU and model; see docs/presets.md.")] = "laptop-demo",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
+    kv_tokens: Annotated[int | None, typer.Option(help="KV cache size, instead of the preset's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
+    speed: Annotated[float, typer.Option(help="Run virtual time so many times as fast.")] = 1.0,
+    tokenizer: Annotated[str, typer.Option(help="cl100k, o200k or a tokenizer.json.")] = "cl100k",
+    seed: SEED = 0,
+) -> None:
+    """A simulated LLM server (OpenAI API): real paged prefix cache, batching, preemption; no GPU."""
+    from replay.sim.server import ServerConfig, run_server
+
+    config = ServerConfig(
+        preset=preset,
+        host=host,
+        port=port,
+        kv_tokens=kv_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        speed=speed,
+        tokenizer=tokenizer,
+        seed=seed,
+    )
+    run_server(config, lambda url: err.print(f"serving {preset} at {url} (Ctrl-C ends it)", highlight=False))
+
+
+@app.command(epilog="Example: chatreel record --upstream http://127.0.0.1:8000 --port 9000 -o monday.parquet")
+def record(
+    upstream: Annotated[str, typer.Option(help="The server to record, e.g. http://127.0.0.1:8000.")],
+    out_path: OUT = Path("recording.parquet"),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback, whoever reaches it uses your server.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 9000,
+    tokenizer: Annotated[str, typer.Option(help="cl100k, o200k or a tokenizer.json.")] = "cl100k",
+    chunk_times: Annotated[bool, typer.Option(help="Also keep the time of every chunk.")] = False,
+) -> None:
+    """Record chat traffic on its way to a server: its shape, never its text. Ctrl-C drains and writes the trace."""
+    from chatreel.recording import run_record
+
+    for line in run_record(upstream, out_path, host, port, tokenizer, chunk_times, err):
+        err.print(line, highlight=False, markup=False)
+
+
+@app.command(epilog="Example: chatreel compact recording.parquet")
+def compact(
+    recording: Annotated[Path, typer.Argument(help="The -o path of a recording that was cut off.", show_default=False)],
+) -> None:
+    """Turn the segments of a killed recorder into its trace; torn tails are cut and counted."""
+    from chatreel.recording import run_compact
+
+    for line in run_compact(recording):
+        err.print(line, highlight=False, markup=False)
+
+
+@app.command(epilog="Example: chatreel replay monday.parquet --target http://127.0.0.1:8000 --scale 1,2,5 --slo ttft:500")
+def replay(
+    trace: TRACE,
+    target: Annotated[str, typer.Option(help="Root URL of the server, without /v1.")],
+    scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
+    by: Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")] = By.users,
+    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
+    prompt_mode: Annotated[PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly.")] = PromptMode.auto,
+    tokenizer: Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")] = "cl100k",
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    metrics_url: Annotated[str | None, typer.Option(help="Metrics page, if not TARGET/metrics.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
+    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
+    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request counts as failed.")] = 600.0,
+    keep_grid: Annotated[bool, typer.Option(help="Do not spread time stamps inside their recorded grid.")] = False,
+    seed: SEED = 0,
+) -> None:
+    """Send a trace at several scales, on an exact schedule, and judge what the server did."""
+    from chatreel.replaying import parse_slos, run_and_report
+    from replay.run import ReplayConfig
+
+    config = ReplayConfig(
+        trace=trace,
+        target=target,
+        run_dir=run_dir,
+        scales=tuple(_numbers(scale, float, "--scale")),
+        by=by.value,
+        limit=limit,
+        seed=seed,
+        prompt_mode=prompt_mode.value,
+        tokenizer=tokenizer,
+        api_key_env=api_key_env,
+        metrics_url=metrics_url,
+        kv_tokens=kv_tokens,
+        timeout_s=timeout,
+        dequantise=not keep_grid,
+    )
+    slos = parse_slos(slo or [])
+    raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))
+
+
+@app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder of a replay.", show_default=False)],
+    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
+    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    images: Annotated[Path | None, typer.Option(help="Also write each chart as SVG and PNG into this folder.")] = None,
+) -> None:
+    """Judge a run folder again: text, summary.json and report.html."""
+    from chatreel.replaying import parse_slos, write_reports
+
+    slos = parse_slos(slo or [])
+    raise typer.Exit(write_reports(run_dir, slos, attain if slos else None, out, err, images))
+
+
+@app.command(epilog="Example: chatreel demo --quick")
+def demo(
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything that it makes.")] = Path("demo-out"),
+    quick: Annotated[bool, typer.Option("--quick", help="A short one, under half a minute.")] = False,
+    seed: SEED = 0,
+) -> None:
+    """The whole loop on this machine, without a GPU: record, analyze, generate, replay 1x/2x/5x, report."""
+    from chatreel.demo import run_demo
+
+    raise typer.Exit(run_demo(folder, quick, seed, out, err))
+
+
+def _numbers[Number: (int, float)](text: str, kind: type[Number], option: str) -> list[Number]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no list of numbers like 1,2,5", param_hint=option) from error

@@ -1,0 +1,57 @@
+"""`chatreel replay` and `report`: run, judge, write the three reports."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from chatreel.progress import replay_progress
+from replay.errors import PlanError
+from replay.judge.summary import Slo
+from replay.judge.verdict import exit_code
+from replay.report.html import write_html, write_images
+from replay.report.json import write_json
+from replay.report.reading import judge_run
+from replay.report.text import print_summary
+from replay.run import ReplayConfig, run_replay
+
+
+def parse_slos(texts: Sequence[str]) -> list[Slo]:
+    """`ttft:500` -> TTFT within 500 ms."""
+    slos = []
+    for text in texts:
+        metric, _, limit = text.partition(":")
+        try:
+            if metric not in ("ttft", "tpot", "e2e"):
+                raise ValueError(metric)
+            slos.append(Slo(metric=metric, limit_ms=float(limit.removesuffix("ms"))))  # type: ignore[arg-type]
+        except ValueError as error:
+            raise PlanError("no such SLO", seen=repr(text), wanted="METRIC:MS, e.g. ttft:500, tpot:40 or e2e:10000") from error
+    return slos
+
+
+def run_and_report(config: ReplayConfig, slos: Sequence[Slo], attain: float | None, out: Console, err: Console) -> int:
+    """Returns the exit code: 0 ok, 1 cut short, 3 the client was the limit, 4 an SLO was missed."""
+    if (config.run_dir / "run.json").exists():
+        raise PlanError("there is a run here already", path=str(config.run_dir), next_step="Choose another --out")
+    err.print(f"seed {config.seed}", highlight=False)
+    with replay_progress(err) as show:
+        run_replay(config, show)
+    return write_reports(config.run_dir, slos, attain, out, err)
+
+
+def write_reports(
+    run_dir: Path, slos: Sequence[Slo], attain: float | None, out: Console, err: Console, images: Path | None = None
+) -> int:
+    summary = judge_run(run_dir, slos)
+    print_summary(summary, out)
+    write_json(summary, run_dir / "summary.json")
+    write_html(summary, run_dir / "report.html")
+    if images is not None:
+        for kind in ("svg", "png"):
+            write_images(summary, images, kind)
+    err.print(f"\nreport: {run_dir / 'report.html'}   figures: {run_dir / 'summary.json'}", highlight=False, soft_wrap=True)
+    code = exit_code(summary, attain)
+    if code == 0 and any(note.kind == "stopped_early" for one in summary.points for note in one.notes):
+        return 1
+    return code
