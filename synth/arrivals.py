@@ -22,7 +22,7 @@ def gamma_starts(rate_per_s: float, cv: float, rng: np.random.Generator) -> Iter
 
 
 def recorded_starts(starts_ns: Ints, rate_per_s: float | None, rng: np.random.Generator) -> Iterator[Ints]:
-    """Endless start times that repeat a recording's rate profile, in chunks of one repeat.
+    """Endless start times that repeat a recording's rate profile, in chunks.
 
     The gaps are shuffled inside windows of 60 s, which keeps the burstiness inside and between windows. With a rate the
     time axis is stretched or compressed to reach it.
@@ -36,7 +36,8 @@ def recorded_starts(starts_ns: Ints, rate_per_s: float | None, rng: np.random.Ge
     while True:
         order = np.lexsort((rng.random(len(gaps)), windows))
         times = repeat * span + np.concatenate([[0], np.cumsum(gaps[order])[:-1]])
-        yield (times * stretch).astype(np.int64)
+        stretched = (times * stretch).astype(np.int64)
+        yield from (stretched[i : i + _CHUNK] for i in range(0, len(stretched), _CHUNK))
         repeat += 1
 
 

@@ -50,10 +50,10 @@ def _quantiles(one: Distribution, scores: Floats) -> Floats:
     if one.constant is not None:
         return np.full(len(scores), float(one.constant))
     if one.p50 is not None and one.p99 is not None:
-        return np.exp(np.log(one.p50) + np.log(one.p99 / one.p50) / _Z99 * scores)
+        return np.asarray(np.exp(np.log(one.p50) + np.log(one.p99 / one.p50) / _Z99 * scores))
     if one.mean is not None and one.cv is not None:
         variance = np.log1p(one.cv**2)
-        return np.exp(np.log(one.mean) - variance / 2 + np.sqrt(variance) * scores)
+        return np.asarray(np.exp(np.log(one.mean) - variance / 2 + np.sqrt(variance) * scores))
     uniform = _uniform(scores)
     if one.mean is not None:
         return -one.mean * np.log1p(-uniform)
@@ -83,4 +83,4 @@ def _uniform(scores: Floats) -> Floats:
     for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
         poly = poly * t + factor
     half_tail = 0.5 * poly * t * np.exp(-x * x)
-    return np.minimum(np.where(scores < 0, half_tail, 1.0 - half_tail), np.nextafter(1.0, 0.0))
+    return np.asarray(np.minimum(np.where(scores < 0, half_tail, 1.0 - half_tail), np.nextafter(1.0, 0.0)))

@@ -308,8 +308,7 @@ def _check_arrivals(arrivals: Arrivals, wrong: Any) -> None:
 
 
 FAMILIES: tuple[frozenset[str], ...] = tuple(
-    frozenset(keys)
-    for keys in (("constant",), ("p50", "p99"), ("mean", "cv"), ("mean",), ("values",), ("values", "weights"), ())
+    frozenset(keys) for keys in (("constant",), ("p50", "p99"), ("mean", "cv"), ("mean",), ("values",), ("values", "weights"), ())
 )
 
 

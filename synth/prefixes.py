@@ -34,8 +34,9 @@ class Pools:
 
     def level_ends(self, chosen: Ints) -> Ints:
         """[sessions, levels]: prompt tokens up to the end of each level of these choices."""
-        lengths = self.document_tokens[chosen] if self.documents_per_session else np.zeros_like(chosen)
+        lengths = np.empty_like(chosen)
         lengths[:, 0] = self.system_tokens[chosen[:, 0]]
+        lengths[:, 1:] = self.document_tokens[chosen[:, 1:]]
         return np.cumsum(lengths, axis=1)
 
     def scaled(self, factor: float) -> "Pools":

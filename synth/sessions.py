@@ -54,9 +54,7 @@ class _Session:
     choice: tuple[int, ...]
 
 
-def turns_in_order(
-    workload: Workload, pools: Pools, streams: Streams, recorded_starts_ns: Ints | None = None
-) -> Iterator[Turn]:
+def turns_in_order(workload: Workload, pools: Pools, streams: Streams, recorded_starts_ns: Ints | None = None) -> Iterator[Turn]:
     """Requests by arrival, until the workload's number of requests or its duration is reached."""
     end_ns = None if workload.duration_s is None else round(workload.duration_s * NS)
     left = workload.requests if workload.requests is not None else -1
@@ -67,9 +65,7 @@ def turns_in_order(
         yield turn
 
 
-def _merged(
-    workload: Workload, pools: Pools, streams: Streams, recorded_starts_ns: Ints | None
-) -> Iterator[Turn]:
+def _merged(workload: Workload, pools: Pools, streams: Streams, recorded_starts_ns: Ints | None) -> Iterator[Turn]:
     """New sessions and later turns of live ones, merged by arrival; endless."""
     later: list[tuple[int, int, int, _Session]] = []  # heap of (arrival_ns, session, turn, ...); the first two are unique
     ttft_ns, tpot_ns = round(workload.service.ttft_s * NS), workload.service.tpot_s * NS
@@ -92,9 +88,7 @@ def _advance(later: list[tuple[int, int, int, _Session]], ttft_ns: int, tpot_ns:
         due_ns = arrival_ns + service_ns + session.think_ns[turn + 1]
         heapq.heapreplace(later, (due_ns, number, turn + 1, session))
     think_ns = session.think_ns[turn] if turn else None
-    return Turn(
-        arrival_ns, number, turn, is_last, think_ns, service_ns, session.new_tokens[turn], output, session.choice
-    )
+    return Turn(arrival_ns, number, turn, is_last, think_ns, service_ns, session.new_tokens[turn], output, session.choice)
 
 
 def _sessions(

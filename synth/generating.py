@@ -1,0 +1,181 @@
+"""`chatreel generate`: a workload, or a recorded trace, in; a trace file out. The generators themselves are pure."""
+
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synth import bootstrap, generate
+from synth.arrivals import NS, spread_inside_grid
+from synth.generate import Totals
+from synth.model import Workload, workload_json
+from synth.prefixes import make_pools
+from synth.sessions import Streams, turns_in_order
+from synth.share import TOLERANCE, Skeleton, solve_prefix_share
+from tracer.errors import TraceError
+from tracer.schema import BASE_BLOCK_TOKENS, Footer, HashScheme
+from tracer.tracefile import column, read_footer, read_table, write_trace
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateReport:
+    """What was written. Tokens are sums over requests; absent is None."""
+
+    path: str
+    seed: int
+    requests: int
+    sessions: int
+    span_s: float  # last arrival
+    input_tokens: int
+    output_tokens: int
+    block_ids: int
+    prefix_share: float | None  # share of prompt tokens that an endless prefix cache would serve; None without blocks
+    prefix_share_target: float | None
+    system_tokens_mean: float | None  # over the pool; None for a trace made from another
+    notes: tuple[str, ...]
+
+
+def generate_trace(workload: Workload, seed: int, out_path: PathLike) -> GenerateReport:
+    """Write a trace of this workload. The same workload and seed give the same bytes."""
+    recorded = _recorded_starts(workload, seed)
+    pools = make_pools(workload, Streams(seed).pools)
+    notes = []
+    if workload.prefix_share is not None:
+        skeleton = Skeleton.of(turns_in_order(workload, pools, Streams(seed), recorded))
+        pools, share = solve_prefix_share(skeleton, pools, workload.prefix_share)
+        notes.append(f"system prompts of {pools.system_tokens.mean():.0f} tokens on average meet the prefix share")
+        if abs(share - workload.prefix_share) > TOLERANCE:
+            notes.append("the prefix share is off by more than 0.02: it moves in steps of whole blocks here")
+    totals = Totals()
+    turns = turns_in_order(workload, pools, Streams(seed), recorded)
+    service = f"end_ns is an estimate: {workload.service.ttft_s:g} s + {workload.service.tpot_s:g} s per output token"
+    footer = Footer(
+        producer=_producer(),
+        seed=seed,
+        block_tokens=BASE_BLOCK_TOKENS,
+        tail_rule="ceil",
+        hashes=HashScheme(scope="global"),
+        notes={"workload": workload_json(workload), "service_time": service, "generator": "; ".join(notes)},
+    )
+    write_trace(out_path, generate.rows(turns, workload, pools, totals), footer)
+    mean = float(pools.system_tokens.mean())
+    return _report(out_path, seed, totals, workload.prefix_share, system_tokens_mean=mean, notes=notes)
+
+
+def generate_from(
+    trace_path: PathLike,
+    out_path: PathLike,
+    seed: int,
+    *,
+    requests: int | None = None,
+    requests_per_s: float | None = None,
+    scale: float | None = None,
+    duration_s: float | None = None,
+) -> GenerateReport:
+    """Write a trace like a recorded one: its sharing groups drawn again, each about k times.
+
+    k comes from one of `requests`, `requests_per_s` or `scale` (default 1); all are met on average. A duration beyond the
+    source's span repeats it with fresh draws, a shorter one uses its beginning.
+    """
+    _check_wishes(requests, requests_per_s, scale, duration_s)
+    source_footer = read_footer(trace_path)
+    grid_rng, draw_rng = np.random.default_rng(np.random.SeedSequence(seed)).spawn(2)
+    duration_ns = None if duration_s is None else round(duration_s * NS)
+    table = read_table(trace_path, columns=bootstrap.COLUMNS)
+    if table.num_rows == 0:
+        raise TraceError("the trace has no request to draw from", path=str(trace_path))
+    source = bootstrap.prepare(table, source_footer, duration_ns, grid_rng)
+    span_s = source.span_ns / NS
+    total_s = duration_s if duration_s is not None else span_s
+    per_span = len(source.arrival_ns)
+    if requests is not None:
+        k = requests / (per_span * max(1.0, total_s / span_s))
+    elif requests_per_s is not None:
+        k = requests_per_s * span_s / per_span
+    else:
+        k = scale if scale is not None else 1.0
+    drawn = bootstrap.draw(source, k, duration_ns, draw_rng)
+    notes = _notes(source, k, source_footer, total_s)
+    totals = Totals()
+    footer = Footer(
+        producer=_producer(),
+        seed=seed,
+        block_tokens=source_footer.block_tokens,
+        tail_rule=source_footer.tail_rule,
+        hashes=source_footer.hashes,
+        notes={"generator": "; ".join(notes), "source": Path(trace_path).name},
+    )
+    write_trace(out_path, bootstrap.rows(source, drawn, totals), footer)
+    return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
+
+
+def _recorded_starts(workload: Workload, seed: int) -> NDArray[np.int64] | None:
+    """Session starts of the trace that the workload's arrivals name: first turns, and requests without a session."""
+    path = workload.arrivals.trace
+    if path is None:
+        return None
+    table = read_table(path, columns=["arrival_ns", "session_id"])
+    stamps, session = column(table, "arrival_ns"), column(table, "session_id")
+    _, first = np.unique(session, return_index=True)
+    is_start = session < 0
+    is_start[first] = True
+    if not is_start.any():
+        raise TraceError("the trace has no arrivals", path=path)
+    grid_rng = np.random.default_rng(np.random.SeedSequence(seed)).spawn(1)[0]
+    return spread_inside_grid(stamps[is_start], read_footer(path).time_grid_ns, grid_rng)
+
+
+def _check_wishes(requests: int | None, requests_per_s: float | None, scale: float | None, duration_s: float | None) -> None:
+    given = {"requests": requests, "requests_per_s": requests_per_s, "scale": scale}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise TraceError("only one of these can set the amount", seen=", ".join(given), next_step="Give one of them")
+    for name, value in (*given.items(), ("duration_s", duration_s)):
+        if value is not None and not value > 0:
+            raise TraceError(f"wrong value for `{name}`", seen=repr(value), wanted="a number above 0")
+
+
+def _notes(source: bootstrap.Source, k: float, footer: Footer, total_s: float) -> list[str]:
+    groups = len(source.private_ids)
+    notes = [f"{groups} sharing groups of {len(source.arrival_ns)} requests, each drawn {k:.3g} times on average"]
+    if footer.time_grid_ns:
+        notes.append(f"arrivals spread inside the recorded grid of {footer.time_grid_ns / NS:g} s")
+    if not len(source.references.ids):
+        notes.append("the source names no prefix blocks, so this trace has none either")
+    if total_s > source.span_ns / NS:
+        notes.append(f"the source's {source.span_ns / NS:.0f} s repeated with fresh draws")
+    return notes
+
+
+def _report(
+    path: PathLike,
+    seed: int,
+    totals: Totals,
+    target: float | None,
+    *,
+    system_tokens_mean: float | None,
+    notes: list[str],
+) -> GenerateReport:
+    return GenerateReport(
+        path=str(path),
+        seed=seed,
+        requests=totals.requests,
+        sessions=totals.sessions,
+        span_s=totals.last_arrival_ns / NS,
+        input_tokens=totals.input_tokens,
+        output_tokens=totals.output_tokens,
+        block_ids=totals.block_ids,
+        prefix_share=totals.prefix_share if totals.block_ids else None,
+        prefix_share_target=target,
+        system_tokens_mean=system_tokens_mean,
+        notes=tuple(notes),
+    )
+
+
+def _producer() -> str:
+    return f"chatreel {metadata.version('chatreel')}"
