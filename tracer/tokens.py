@@ -134,11 +134,11 @@ def encode_chat(tokenizer: Tokenizer, messages: Iterable[Mapping[str, Any]], too
     """
     parts = []
     if tools:
-        parts.append(_chat_part(tokenizer, "tools", _flat_text(tools)))
+        parts.append(_chat_part(tokenizer, "tools", flat_text(tools)))
     for message in messages:
-        text = _flat_text(message.get("content"))
+        text = flat_text(message.get("content"))
         if message.get("tool_calls"):
-            text += _flat_text(message["tool_calls"])
+            text += flat_text(message["tool_calls"])
         parts.append(_chat_part(tokenizer, str(message.get("role", "")), text))
     parts.append([tokenizer.message_start, *tokenizer.encode("assistant\n")])
     return parts
@@ -149,7 +149,7 @@ def _chat_part(tokenizer: Tokenizer, role: str, text: str) -> list[int]:
     return [tokenizer.message_start, *body, tokenizer.message_end, *tokenizer.encode("\n")]
 
 
-def _flat_text(content: Any) -> str:
+def flat_text(content: Any) -> str:
     """Text of a message's content: a string, parts with `text`, or anything else as compact JSON."""
     import msgspec
 

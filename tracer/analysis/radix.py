@@ -7,7 +7,6 @@ path crosses, not its length.
 
 from array import array
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,0 +1,88 @@
+"""`chatreel generate`: flags to the synthesizer's own words, and its report to lines."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from synth.generating import GenerateReport, generate_from, generate_trace
+from synth.model import load_workload
+from tracer.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    spec: Path | None = None
+    preset: str | None = None
+    from_trace: Path | None = None
+    requests: int | None = None
+    duration_s: float | None = None
+    rate_per_s: float | None = None
+    burstiness_cv: float | None = None
+    system_prompts: int | None = None
+    system_prompt_tokens: int | None = None
+    zipf: float | None = None
+    turns: float | None = None
+    think_s: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prefix_share: float | None = None
+
+
+def run_generate(options: GenerateOptions, seed: int, out_path: Path) -> Iterator[str]:
+    yield f"seed {seed}"
+    report = _from_trace(options, seed, out_path) if options.from_trace else _from_workload(options, seed, out_path)
+    yield f"{report.requests:,} requests in {report.sessions:,} sessions over {report.span_s:.0f} s -> {report.path}"
+    yield f"{report.input_tokens:,} prompt tokens, {report.output_tokens:,} answer tokens"
+    if report.prefix_share is not None:
+        wanted = f" (wanted {report.prefix_share_target:.1%})" if report.prefix_share_target is not None else ""
+        yield f"an endless prefix cache would serve {report.prefix_share:.1%} of the prompt tokens{wanted}"
+    yield from report.notes
+
+
+def _from_workload(options: GenerateOptions, seed: int, out_path: Path) -> GenerateReport:
+    workload = load_workload(
+        options.spec,
+        preset=options.preset or (None if options.spec else "chat"),
+        overrides={
+            "requests": options.requests,
+            "duration_s": options.duration_s,
+            "arrivals.requests_per_s": options.rate_per_s,
+            "arrivals.process": None if options.burstiness_cv is None else "gamma",
+            "arrivals.cv": options.burstiness_cv,
+            "system_prompts.count": options.system_prompts,
+            "system_prompts.tokens": options.system_prompt_tokens,
+            "system_prompts.zipf": options.zipf,
+            "turns": _mean(options.turns),
+            "think_s": _mean(options.think_s),
+            "input_tokens": options.input_tokens,
+            "output_tokens": options.output_tokens,
+            "prefix_share": options.prefix_share,
+        },
+    )
+    return generate_trace(workload, seed, out_path)
+
+
+def _mean(value: float | None) -> dict[str, float] | None:
+    return None if value is None else {"mean": value}
+
+
+def _from_trace(options: GenerateOptions, seed: int, out_path: Path) -> GenerateReport:
+    """With --from, lengths, turns and sharing are the trace's own: flags that would change them are refused."""
+    assert options.from_trace is not None
+    names = ("spec", "preset", "burstiness_cv", "system_prompts", "system_prompt_tokens", "zipf", "turns", "think_s")
+    names += ("input_tokens", "output_tokens", "prefix_share")
+    given = [name for name in names if getattr(options, name) is not None]
+    if given:
+        raise TraceError(
+            "--from draws everything but the amount from the trace",
+            seen=", ".join(given),
+            wanted="only --requests, --rate and --duration beside it",
+        )
+    return generate_from(
+        options.from_trace,
+        out_path,
+        seed,
+        requests=options.requests,
+        requests_per_s=options.rate_per_s,
+        duration_s=options.duration_s,
+    )
