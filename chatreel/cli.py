@@ -44,9 +44,9 @@ class PromptMode(StrEnum):
 def main() -> None:
     """Entry point: a user's fault is one clear line and exit code 1."""
     try:
-        app()
+        app(prog_name="chatreel")
     except TraceError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False)
+        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
@@ -72,7 +72,7 @@ def import_(
     source_format: Annotated[
         str | None, typer.Option("--format", help="mooncake or azure; found out by itself if left out.")
     ] = None,
-    strict: Annotated[bool, typer.Option(help="Stop at the first bad row instead of setting it aside.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row instead of setting it aside.")] = False,
 ) -> None:
     """Import a public trace; time unit, time grid and tail rule are found out."""
     from chatreel.progress import byte_progress
@@ -221,7 +221,7 @@ def record(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 9000,
     tokenizer: Annotated[str, typer.Option(help="cl100k, o200k or a tokenizer.json.")] = "cl100k",
-    chunk_times: Annotated[bool, typer.Option(help="Also keep the time of every chunk.")] = False,
+    chunk_times: Annotated[bool, typer.Option("--chunk-times", help="Also keep the time of every chunk.")] = False,
 ) -> None:
     """Record chat traffic on its way to a server: its shape, never its text. Ctrl-C drains and writes the trace."""
     from chatreel.recording import run_record
@@ -257,7 +257,7 @@ def replay(
     slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
     attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
     timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request counts as failed.")] = 600.0,
-    keep_grid: Annotated[bool, typer.Option(help="Do not spread time stamps inside their recorded grid.")] = False,
+    keep_grid: Annotated[bool, typer.Option("--keep-grid", help="Do not spread time stamps inside their recorded grid.")] = False,
     seed: SEED = 0,
 ) -> None:
     """Send a trace at several scales, on an exact schedule, and judge what the server did."""

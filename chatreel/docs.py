@@ -1,35 +1,39 @@
 """Pages that are made from code: docs/cli.md from --help, the column table of docs/trace-format.md from the schema."""
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import typer
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from tracer.schema import COLUMNS
+
+
+def command_names(app: typer.Typer) -> list[str]:
+    return list(getattr(get_command(app), "commands", {}))
 
 
 def cli_page() -> str:
     """The help of every command, as a user at an 88-column terminal sees it, without colour."""
     from chatreel.cli import app
 
-    group = get_command(app)
-    names = list(getattr(group, "commands", {}))
+    names = ["", *command_names(app)]
+    with ThreadPoolExecutor(2) as pool:
+        texts = pool.map(_help_text, names)
     parts = ["# Command line\n\nMade from `--help` by `scripts/generate-docs`.\n"]
-    for name in ["", *names]:
-        title = f"chatreel {name}".strip()
-        parts.append(f"## {title}\n\n```\n{help_text(app, name)}\n```\n")
+    for name, text in zip(names, texts, strict=True):
+        parts.append(f"## {f'chatreel {name}'.strip()}\n\n```\n{text}\n```\n")
     return "\n".join(parts)
 
 
-def help_text(app: typer.Typer, command: str) -> str:
-    environment = {
-        "COLUMNS": "88",
-        "TERMINAL_WIDTH": "88",
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-        "_TYPER_FORCE_DISABLE_TERMINAL": "1",
-    }
-    result = CliRunner().invoke(app, [*command.split(), "--help"], env=environment, prog_name="chatreel")
-    return "\n".join(line.rstrip() for line in result.output.strip().splitlines())
+def _help_text(command: str) -> str:
+    """From a process of its own: width and colour are settled when the libraries are first imported."""
+    environment = {**os.environ, "COLUMNS": "88", "TERMINAL_WIDTH": "88", "NO_COLOR": "1", "TERM": "dumb"}
+    arguments = [sys.executable, "-m", "chatreel", *command.split(), "--help"]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
 
 def trace_columns() -> str:
