@@ -1,0 +1,234 @@
+"""From the proxy's event loop to the worker process: a queue bounded in bytes that never makes the proxy wait."""
+
+import asyncio
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from tracer.record.messages import Ended, Report, Started, Stop, ToWorker, WorkerConfig
+
+QUEUE_BYTES = 64 << 20
+PROMPT_SHARE = 0.75  # above that only facts are taken, so that a burst of prompts cannot cost rows
+RESTART_S = 1.0
+MAX_RESTARTS = 10
+
+_HEAD = struct.Struct("<I")
+
+
+class Frames:
+    """Cuts a byte stream into length-prefixed messages; linear in the bytes, whatever the cuts."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._buffer += data
+        found, at = [], 0
+        while len(self._buffer) - at >= _HEAD.size:
+            (length,) = _HEAD.unpack_from(self._buffer, at)
+            end = at + _HEAD.size + length
+            if end > len(self._buffer):
+                break
+            found.append(bytes(memoryview(self._buffer)[at + _HEAD.size : end]))
+            at = end
+        del self._buffer[:at]
+        return found
+
+
+def framed(message: object) -> bytes:
+    payload = msgspec.msgpack.encode(message)
+    return _HEAD.pack(len(payload)) + payload
+
+
+@dataclass(slots=True)
+class _Queued:
+    data: memoryview
+    is_row: bool
+
+
+class Channel:
+    """Owns the worker process and the socket to it. All methods but `start` and `finish` return at once, never raise."""
+
+    def __init__(self, config: WorkerConfig, on_warning: Callable[[str], None], limit_bytes: int = QUEUE_BYTES) -> None:
+        self.report = Report()
+        self.queued_bytes = 0
+        self.rows_lost = 0
+        self.prompts_shed = 0
+        self.worker_deaths = 0
+        self._config = config
+        self._warn = on_warning
+        self._limit = limit_bytes
+        self._queue: deque[_Queued] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._frames = Frames()
+        self._is_writing = False
+        self._is_stopping = False
+        self._changed = asyncio.Event()
+        self._lost_recorded = 0  # rows on disk by workers that died
+
+    @property
+    def recorded(self) -> int:
+        return self._lost_recorded + self.report.recorded
+
+    async def start(self) -> str | None:
+        """Returns why the worker cannot work, or None when it is ready."""
+        self._is_stopping = True  # no restarts before the first success
+        self._spawn()
+        if self._socket is not None:
+            await self._changed.wait()
+            self._changed.clear()
+        if self._socket is None or self.report.failed is not None:
+            self._close()
+            await self._reap()
+            return self.report.failed or "the recording worker ended at once"
+        self._is_stopping = False
+        return None
+
+    def started(self, message: Started) -> None:
+        """Queue a prompt; where there is no room for it, only the fact that it came."""
+        frame = framed(message)
+        if message.body is not None and self.queued_bytes + len(frame) > PROMPT_SHARE * self._limit:
+            self.prompts_shed += 1
+            frame = framed(msgspec.structs.replace(message, body=None, credential=b"", session_header=b""))
+        self._offer(frame, is_row=False)
+
+    def ended(self, message: Ended) -> None:
+        if not self._offer(framed(message), is_row=True):
+            self.rows_lost += 1
+
+    def tell(self, message: ToWorker) -> None:
+        self._offer(framed(message), is_row=False)
+
+    async def finish(self, deadline_s: float) -> None:
+        """Hand over all that is queued, let the worker write it, and see it off."""
+        self._is_stopping = True
+        self._limit += 1 << 20  # room for the farewell
+        self.tell(Stop())
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._socket is not None:
+                    await self._changed.wait()
+                    self._changed.clear()
+        except TimeoutError:
+            self._warn(f"the recording worker did not finish within {deadline_s:.0f} s; its last rows may be missing")
+        self._close()
+        await self._reap()
+
+    def _offer(self, frame: bytes, is_row: bool) -> bool:
+        if self._socket is None or self.queued_bytes + len(frame) > self._limit:
+            return False
+        self._queue.append(_Queued(memoryview(frame), is_row))
+        self.queued_bytes += len(frame)
+        if not self._is_writing:
+            self._send()
+        return True
+
+    def _send(self) -> None:
+        while self._queue and self._socket is not None:
+            first = self._queue[0]
+            try:
+                sent = self._socket.send(first.data)
+            except BlockingIOError:
+                self._watch_writable(True)
+                return
+            except OSError:
+                self._worker_gone()
+                return
+            self.queued_bytes -= sent
+            first.data = first.data[sent:]
+            if not first.data:
+                self._queue.popleft()
+        self._watch_writable(False)
+
+    def _watch_writable(self, on: bool) -> None:
+        if self._socket is None or on == self._is_writing:
+            return
+        self._is_writing = on
+        loop = asyncio.get_running_loop()
+        if on:
+            loop.add_writer(self._socket, self._send)
+        else:
+            loop.remove_writer(self._socket)
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._worker_gone()
+            return
+        for payload in self._frames.feed(data):
+            self.report = msgspec.msgpack.decode(payload, type=Report)
+            self._changed.set()
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        config = msgspec.structs.replace(self._config, counts=self.report.counts)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tracer.record.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            ours.close()
+            self._warn(f"cannot start the recording worker: {error.strerror}")
+            return
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._socket, self._frames = ours, Frames()
+        self._lost_recorded = self.recorded
+        self.report = Report(counts=self.report.counts)
+        asyncio.get_running_loop().add_reader(ours, self._receive)
+        self._offer(framed(config), is_row=False)
+
+    def _worker_gone(self) -> None:
+        """Rows that were queued are lost and counted; traffic goes on, and a new worker takes over."""
+        self.rows_lost += sum(one.is_row for one in self._queue)
+        self._close()
+        self._changed.set()
+        if self._is_stopping:
+            return
+        self.worker_deaths += 1
+        self._warn("the recording worker died; requests pass, but are not recorded until it is back")
+        if self.worker_deaths <= MAX_RESTARTS:
+            asyncio.get_running_loop().call_later(RESTART_S, self._restart)
+
+    def _restart(self) -> None:
+        if not self._is_stopping and self._socket is None:
+            if self._process is not None:
+                self._process.poll()
+            self._spawn()
+
+    def _close(self) -> None:
+        if self._socket is None:
+            return
+        self._watch_writable(False)
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        self._socket = None
+        self._queue.clear()
+        self.queued_bytes = 0
+
+    async def _reap(self) -> None:
+        if self._process is None:
+            return
+        for _ in range(100):
+            if self._process.poll() is not None:
+                return
+            await asyncio.sleep(0.05)
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,251 @@
+"""Segments to a trace file: sort by arrival, link sessions, number the ids densely.
+
+Memory: 32 bytes per row, one dictionary entry per distinct block, and the linker's bounded tables; rows stay on disk.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+import numpy as np
+
+from tracer.blocks import DenseIds
+from tracer.errors import TraceError
+from tracer.record.messages import Begun, Header, Row, Totals
+from tracer.record.privacy import DIGEST_BYTES
+from tracer.record.worker import LOCK_NAME
+from tracer.record.writer import SegmentReader, read_record, segment_paths
+from tracer.schema import COLUMNS, Footer, HashScheme, Request
+from tracer.sessions import SessionLinker, Turn
+from tracer.tracefile import TraceWriter
+
+LOCK_WAIT_S = 10.0
+_OPEN_FILES = 16
+_NAMES = {name for name, _, _ in COLUMNS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactResult:
+    path: Path
+    rows: int
+    losses: dict[str, int]
+
+
+class _PeekRow(msgspec.Struct, tag="row"):
+    flow: int
+    arrival_ns: int
+
+
+_peek = msgspec.msgpack.Decoder(_PeekRow | Begun | Totals).decode
+_decode_row = msgspec.msgpack.Decoder(Row).decode
+
+
+@dataclass(slots=True)
+class _Index:
+    paths: list[Path]
+    header: Header | None = None
+    arrivals_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    flows: "array[int]" = field(default_factory=lambda: array("q"))
+    files: "array[int]" = field(default_factory=lambda: array("q"))
+    offsets: "array[int]" = field(default_factory=lambda: array("q"))
+    begun: "array[int]" = field(default_factory=lambda: array("q"))
+    losses: Counter[str] = field(default_factory=Counter)
+
+
+def segments_folder(recording: Path) -> Path:
+    return recording.with_suffix(".segments")
+
+
+def compact(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    counts: Mapping[str, int] | None = None,
+    keep_segments: bool = False,
+) -> CompactResult:
+    """Write the trace of a recording, given its segments folder or the trace path it was started with.
+
+    Refuses while the recorder still writes, and where the trace exists. The segments are removed once the trace is
+    complete. `counts`: totals that the segments may not hold yet.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = segments_folder(folder)
+    if not folder.is_dir():
+        raise TraceError("no recording here", path=str(source), wanted="a .segments folder")
+    path = Path(out) if out is not None else folder.with_suffix(".parquet")
+    if path.exists():
+        raise TraceError("this trace exists already", path=str(path), next_step="Choose another -o path")
+    lock = _lock(folder)
+    try:
+        result = _compact(folder, path, counts or {})
+    finally:
+        os.close(lock)
+    if not keep_segments:
+        shutil.rmtree(folder)
+    return result
+
+
+def _compact(folder: Path, path: Path, counts: Mapping[str, int]) -> CompactResult:
+    index = _Index(segment_paths(folder))
+    for number in range(len(index.paths)):
+        _scan(index, number)
+    if index.header is None:
+        raise TraceError(
+            "nothing was recorded", path=str(folder), seen="no readable segment", wanted="at least one with a header"
+        )
+    losses = index.losses
+    for name, count in counts.items():
+        losses[name] = max(losses[name], count)
+    losses["requests_unfinished"] += len(set(index.begun).difference(index.flows))
+    kept = {name: count for name, count in sorted(losses.items()) if count}
+    with TraceWriter(path, _footer(index.header, kept)) as writer:
+        for row in _rows(index):
+            writer.write(row)
+    return CompactResult(path=path, rows=writer.rows_written, losses=kept)
+
+
+def _scan(index: _Index, number: int) -> None:
+    with open(index.paths[number], "rb") as file:
+        reader = SegmentReader(file)
+        for record, (offset, payload) in enumerate(reader):
+            if record == 0:
+                _check_header(index, number, payload)
+                continue
+            match _peek(payload):
+                case _PeekRow(flow=flow, arrival_ns=arrival_ns):
+                    index.arrivals_ns.append(arrival_ns)
+                    index.flows.append(flow)
+                    index.files.append(number)
+                    index.offsets.append(offset)
+                case Begun(flow=flow):
+                    index.begun.append(flow)
+                case Totals(counts=counts):
+                    for name, count in counts.items():
+                        index.losses[name] = max(index.losses[name], count)
+    if reader.torn_bytes:
+        index.losses["torn_segments"] += 1
+        index.losses["torn_bytes"] += reader.torn_bytes
+
+
+def _check_header(index: _Index, number: int, payload: bytes) -> None:
+    header = msgspec.msgpack.decode(payload, type=Header)
+    if index.header is not None and header != index.header:
+        raise TraceError(
+            "segments of different recordings in one folder",
+            path=str(index.paths[number]),
+            seen=f"key {header.key_id}, tokenizer {header.tokenizer}",
+            wanted=f"key {index.header.key_id}, tokenizer {index.header.tokenizer}",
+            next_step="Put each recording in a folder of its own",
+        )
+    index.header = header
+
+
+def _footer(header: Header, losses: dict[str, int]) -> Footer:
+    return Footer(
+        producer=header.producer,
+        epoch_ns=header.epoch_ns,
+        block_tokens=header.block_tokens,
+        hashes=HashScheme(tokenizer=header.tokenizer, template=header.template, key_id=header.key_id, scope="global"),
+        losses=losses,
+    )
+
+
+def _rows(index: _Index) -> Iterator[Request]:
+    blocks: DenseIds[bytes] = DenseIds()
+    clients: DenseIds[bytes] = DenseIds()
+    linker = SessionLinker()
+    for request_id, record in enumerate(_in_arrival_order(index)):
+        row = {name: value for name, value in record.row.items() if name in _NAMES}
+        link = linker.link(_turn(request_id, record, row.get("end_ns")))
+        row |= {
+            "request_id": request_id,
+            "arrival_ns": record.arrival_ns,
+            "client_id": clients[record.client] if record.client is not None else None,
+            "session_id": link.session_id,
+            "turn": link.turn,
+            "parent_request_id": link.parent_request_id,
+            "think_ns": link.think_ns,
+        }
+        if record.input_hashes or record.input_tail:
+            row["input_blocks"] = _ids(blocks, record.input_hashes)
+            row["input_tail_id"] = blocks[record.input_tail] if record.input_tail else None
+            row["output_blocks"] = _ids(blocks, record.output_hashes)
+        yield cast(Request, row)
+
+
+def _turn(request_id: int, record: Row, end_ns: object) -> Turn:
+    return Turn(
+        request_id=request_id,
+        arrival_ns=record.arrival_ns,
+        end_ns=record.arrival_ns + end_ns if isinstance(end_ns, int) else None,
+        client=record.client,
+        session_key=record.session,
+        leaves=record.leaves,
+        extends=record.extends,
+    )
+
+
+def _ids(blocks: "DenseIds[bytes]", joined: bytes) -> list[int]:
+    return [blocks[joined[at : at + DIGEST_BYTES]] for at in range(0, len(joined), DIGEST_BYTES)]
+
+
+def _in_arrival_order(index: _Index) -> Iterator[Row]:
+    """A request written twice, because the disk failed in between and could not be cut, counts once."""
+    order = np.lexsort((np.frombuffer(index.flows, dtype=np.int64), np.frombuffer(index.arrivals_ns, dtype=np.int64)))
+    previous = -1
+    with _Files(index.paths) as file_of:
+        for at in order.tolist():
+            if index.flows[at] == previous:
+                continue
+            previous = index.flows[at]
+            file = file_of(index.files[at])
+            file.seek(index.offsets[at])
+            payload = read_record(file)
+            if payload is not None:
+                yield _decode_row(payload)
+
+
+class _Files:
+    """Keeps the few segments open that arrival order jumps between."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self._open: dict[int, BinaryIO] = {}
+
+    def __enter__(self) -> Callable[[int], BinaryIO]:
+        return self._get
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def _get(self, number: int) -> BinaryIO:
+        if number not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[number] = open(self._paths[number], "rb")
+        return self._open[number]
+
+
+def _lock(folder: Path) -> int:
+    """A recorder that was killed leaves a worker that still writes for a moment, so wait a little."""
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise TraceError("this recording still runs", path=str(folder), next_step="Stop the recorder first") from None
+            time.sleep(0.1)

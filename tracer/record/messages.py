@@ -1,0 +1,101 @@
+"""What travels between proxy and worker, and from worker to segment, as tagged msgpack. Wire only; no behaviour."""
+
+import msgspec
+
+from tracer.record.exchange import ExchangeFacts
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """First message to the worker."""
+
+    folder: str
+    key_path: str
+    tokenizer: str
+    chunk_times: bool
+    epoch_ns: int  # wall clock at arrival_ns == 0
+    upstream: str
+    producer: str
+    counts: dict[str, int] = {}  # of workers before this one
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """A request's body is in. `body` None: shed, because the worker lags."""
+
+    flow: int
+    arrival_ns: int
+    endpoint: str
+    body: bytes | None
+    encoding: str = ""
+    credential: bytes = b""
+    session_header: bytes = b""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    flow: int
+    arrival_ns: int
+    endpoint: str
+    facts: ExchangeFacts
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    """Running totals of the proxy process."""
+
+    counts: dict[str, int]
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """No more will come: write all, report, exit."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """From the worker, twice a second and at its end."""
+
+    recorded: int = 0  # rows on disk
+    waiting: int = 0  # rows not yet there
+    counts: dict[str, int] = {}
+    disk_error: str | None = None
+    failed: str | None = None  # the worker could not start
+    is_final: bool = False
+
+
+ToWorker = Started | Ended | Counted | Stop
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """First payload of each segment."""
+
+    version: int = 1
+    producer: str
+    epoch_ns: int
+    key_id: str
+    tokenizer: str
+    template: str
+    block_tokens: int
+
+
+class Row(msgspec.Struct, kw_only=True, tag="row"):
+    """A finished request. `row` holds trace columns by name; digests are 8 bytes each, joined."""
+
+    flow: int
+    arrival_ns: int
+    row: dict[str, object]
+    input_hashes: bytes = b""
+    input_tail: bytes = b""
+    output_hashes: bytes = b""
+    client: bytes | None = None
+    session: bytes | None = None
+    leaves: list[bytes] = []
+    extends: list[bytes] = []
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
+    """A request is under way; without its Row, a crash came first."""
+
+    flow: int
+    arrival_ns: int
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True, tag="totals"):
+    """Running totals so far; the highest of each name counts."""
+
+    counts: dict[str, int]
