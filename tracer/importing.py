@@ -5,24 +5,25 @@ import heapq
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from types import ModuleType
 from typing import BinaryIO
 
 import msgspec
 
 from tracer.analysis.arrivals import time_grid_ns
 from tracer.errors import TraceError
-from tracer.formats import BadRow, Detected, azure, mooncake
-from tracer.schema import Footer, HashScheme, Request
+from tracer.formats import BadRow, Detected, Format, azure, mooncake, source_extra
+from tracer.formats.ids import FirstSeen
+from tracer.schema import Footer, Request
 from tracer.tracefile import TraceWriter, iter_requests, read_footer
 
-FORMATS: dict[str, ModuleType] = {mooncake.NAME: mooncake, azure.NAME: azure}
+FORMATS: dict[str, Format] = {mooncake.NAME: mooncake, azure.NAME: azure}
 HEAD_BYTES = 65_536
 SORT_RUN_ROWS = 100_000
 PROGRESS_ROWS = 2_000
+PLACE = "place_in_source"  # in source_extra, only where the source was not sorted by time
 
 OnProgress = Callable[[int, int], None]  # bytes read, bytes in all
 
@@ -32,6 +33,7 @@ class ImportReport:
     source_format: str
     rows: int
     bad_rows: int
+    inversions: int  # rows that came before their predecessor in time; they were sorted
     first_bad: BadRow | None
     quarantine: Path | None  # bad rows with line and reason, JSON lines
     footer: Footer
@@ -49,63 +51,94 @@ def import_trace(
     """Read a public trace into a trace file.
 
     A bad row is counted and goes to OUT.rejected.jsonl; with `strict` it is a TraceError. Two passes over the file: the
-    first finds what the footer must say (grid, tail rule, order), so that memory stays flat for millions of rows.
+    first finds what the footer must say (unit, grid, tail rule, order), so that memory stays flat for millions of rows.
     """
     name = source_format or detect(path)
     if name not in FORMATS:
-        raise TraceError("no such format", seen=repr(name), wanted=", ".join(FORMATS))
-    found, arrivals, digest = _survey(path, FORMATS[name], strict)
-    if not arrivals.rows:
-        raise TraceError(f"no usable row of format {name}", path=str(path), seen=arrivals.first_bad_text(), wanted="rows")
-    footer = Footer(
-        producer=producer,
-        source_format=name,
-        source_sha256=digest,
-        epoch_ns=found.epoch_ns,
-        time_unit_ns=found.time_unit_ns,
-        time_grid_ns=time_grid_ns(arrivals.stamps_ns),
-        block_tokens=found.block_tokens,
-        tail_rule="ceil" if found.tail_rule == "ceil" else "floor" if found.tail_rule == "floor" else None,
-        hashes=HashScheme(chained=True, scope="global"),
-        losses={key: value for key, value in (("bad_rows", arrivals.bad), ("inversions", arrivals.inversions)) if value},
-        notes={**found.notes, "first_arrival_ns": str(arrivals.first_ns)},
-    )
-    quarantine = out_path.with_name(out_path.name + ".rejected.jsonl") if arrivals.bad else None
-    _copy(path, out_path, FORMATS[name], footer, arrivals, quarantine, on_progress)
+        raise TraceError("no such format", seen=repr(name), wanted=" or ".join(FORMATS))
+    _refuse_same(path, out_path)
+    found, survey = _survey(path, FORMATS[name], Detected(), strict)
+    if found.in_seconds:
+        found, survey = _survey(path, FORMATS[name], Detected(in_seconds=True), strict)
+    if not survey.rows:
+        raise TraceError(
+            f"no usable row of format {name}",
+            path=str(path),
+            line=survey.first_bad.line if survey.first_bad else None,
+            seen=survey.first_bad.reason if survey.first_bad else "no row at all",
+            next_step=f"The formats known are {' and '.join(FORMATS)}",
+        )
+    rejected = out_path.with_name(out_path.name + ".rejected.jsonl")
+    rejected.unlink(missing_ok=True)  # of an earlier import to the same place
+    quarantine = rejected if survey.bad_rows else None
+    footer = _footer(name, producer, found, survey)
+    _copy(path, out_path, found, footer, survey, quarantine, on_progress)
     return ImportReport(
         source_format=name,
-        rows=arrivals.rows,
-        bad_rows=arrivals.bad,
-        first_bad=arrivals.first_bad,
+        rows=survey.rows,
+        bad_rows=survey.bad_rows,
+        inversions=survey.inversions,
+        first_bad=survey.first_bad,
         quarantine=quarantine,
         footer=footer,
     )
 
 
-def detect(path: Path) -> str:
-    """Name of the format that the first line shows. Raises TraceError."""
+def export_trace(path: Path, out_path: Path, target_format: str) -> int:
+    """Write a trace in a public format, in its source's order; returns the rows. What it cannot hold is left out."""
+    if target_format not in FORMATS:
+        raise TraceError("no such format", seen=repr(target_format), wanted=" or ".join(FORMATS))
+    _refuse_same(path, out_path)
+    footer = read_footer(path)
+    rows = iter_requests(path)
+    if footer.losses.get("inversions"):
+        rows = _sorted(rows, out_path.parent, lambda row: int(source_extra(row).get(PLACE, row["request_id"])))
+    count = 0
+
+    def counted() -> Iterator[Request]:
+        nonlocal count
+        for row in rows:
+            count += 1
+            yield row
+
+    partial = out_path.with_name(f".{out_path.name}.{os.getpid()}.partial")
     try:
-        with open(path, "rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError as error:
-        raise TraceError("cannot be read", path=str(path), seen=error.strerror, next_step="Check the path") from error
+        with _writing(out_path), open(partial, "wb") as file:
+            file.writelines(FORMATS[target_format].write(counted(), footer))
+        partial.replace(out_path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def detect(path: Path) -> str:
+    """Name of the format that the first lines show. Raises TraceError."""
+    with _reading(path) as file:
+        head = file.read(HEAD_BYTES)
     for name, module in FORMATS.items():
         if module.looks_like(head):
             return name
-    wanted = 'a Mooncake JSONL line ({"timestamp": ..., "hash_ids": ...}) or an Azure CSV header (TIMESTAMP,ContextTokens,...)'
     if head.startswith(b"PAR1"):
         raise TraceError("this is a Parquet file already", path=str(path), next_step="Use it directly: `chatreel analyze FILE`")
-    raise TraceError("format not recognised", path=str(path), line=1, seen=repr(head.split(b"\n", 1)[0][:80]), wanted=wanted)
+    raise TraceError(
+        "format not recognised",
+        path=str(path),
+        line=1,
+        seen=repr(head.split(b"\n", 1)[0][:80].decode("utf-8", "replace")),
+        wanted='Mooncake JSONL ({"timestamp": ..., "hash_ids": [...]}) or Azure CSV (TIMESTAMP,ContextTokens,...)',
+        next_step="If it is one of these all the same, name it with --format",
+    )
 
 
-class _Arrivals:
+class _Survey:
     """What the first pass learns of the rows' times, in memory that does not grow with the trace."""
 
     def __init__(self) -> None:
-        self.rows = self.bad = self.inversions = 0
+        self.rows = self.bad_rows = self.inversions = 0
         self.first_bad: BadRow | None = None
         self.first_ns = 2**63 - 1
         self.stamps_ns: list[int] = []  # the first 100k stamps; enough to see a grid
+        self.sha256 = hashlib.sha256()
         self._last_ns = -(2**63)
 
     def add(self, arrival_ns: int) -> None:
@@ -117,15 +150,17 @@ class _Arrivals:
             self.stamps_ns.append(arrival_ns)
 
     def reject(self, row: BadRow) -> None:
-        self.bad += 1
+        self.bad_rows += 1
         self.first_bad = self.first_bad or row
 
-    def first_bad_text(self) -> str:
-        return f"line {self.first_bad.line}: {self.first_bad.reason}" if self.first_bad else "an empty file"
+    def hashed(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self.sha256.update(line)
+            yield line
 
 
-def _survey(path: Path, module: ModuleType, strict: bool) -> tuple[Detected, _Arrivals, str]:
-    found, arrivals, digest = Detected(), _Arrivals(), hashlib.sha256()
+def _survey(path: Path, module: Format, found: Detected, strict: bool) -> tuple[Detected, _Survey]:
+    survey = _Survey()
 
     def reject(row: BadRow) -> None:
         if strict:
@@ -136,70 +171,94 @@ def _survey(path: Path, module: ModuleType, strict: bool) -> tuple[Detected, _Ar
                 seen=repr(row.text[:80]),
                 next_step="Leave out --strict to set such rows aside",
             )
-        arrivals.reject(row)
+        survey.reject(row)
 
-    with open(path, "rb") as file:
-        for row in module.read(_hashed(file, digest.update), found, reject):
-            arrivals.add(row["arrival_ns"])
-    return found, arrivals, digest.hexdigest()
+    with _reading(path) as file:
+        for row in module.read(survey.hashed(file), found, reject):
+            survey.add(row["arrival_ns"])
+    return found, survey
 
 
-def _hashed(lines: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
-    for line in lines:
-        update(line)
-        yield line
+def _footer(name: str, producer: str, found: Detected, survey: _Survey) -> Footer:
+    counts = {"bad_rows": survey.bad_rows, "inversions": survey.inversions}
+    return Footer(
+        producer=producer,
+        source_format=name,
+        source_sha256=survey.sha256.hexdigest(),
+        epoch_ns=None if found.epoch_ns is None else found.epoch_ns + survey.first_ns,
+        time_unit_ns=found.time_unit_ns,
+        time_grid_ns=time_grid_ns(survey.stamps_ns),
+        block_tokens=found.block_tokens,
+        tail_rule=found.tail_rule,
+        losses={key: count for key, count in counts.items() if count},
+        notes=found.notes | ({"first_arrival_ns": str(survey.first_ns)} if found.epoch_ns is None else {}),
+    )
 
 
 def _copy(
     path: Path,
     out_path: Path,
-    module: ModuleType,
+    found: Detected,
     footer: Footer,
-    arrivals: _Arrivals,
+    survey: _Survey,
     quarantine: Path | None,
     on_progress: OnProgress | None,
 ) -> None:
-    rejected: BinaryIO | None = open(quarantine, "wb") if quarantine else None
-    try:
+    """The second pass: rows into the trace file, from its own zero of time, bad ones set aside."""
+    with TraceWriter(out_path, footer) as writer, _rejecting(quarantine) as reject, _reading(path) as file:
+        rows = FORMATS[footer.source_format].read(file, Detected(in_seconds=found.in_seconds), reject)
+        if survey.inversions:
+            rows = _renumbered(_sorted(_placed(rows), out_path.parent, lambda row: row["arrival_ns"]))
+        size = os.fstat(file.fileno()).st_size
+        for number, row in enumerate(rows):
+            row["request_id"] = number
+            row["arrival_ns"] -= survey.first_ns
+            writer.write(row)
+            if on_progress is not None and number % PROGRESS_ROWS == 0:
+                on_progress(file.tell(), size)
+        if on_progress is not None:
+            on_progress(size, size)
+
+
+@contextmanager
+def _rejecting(quarantine: Path | None) -> Iterator[Callable[[BadRow], None]]:
+    """A sink for bad rows; there are none where `quarantine` is None."""
+    if quarantine is None:
+        yield lambda row: None
+        return
+    with _writing(quarantine):
+        file = open(quarantine, "wb")
+    with file:
 
         def reject(row: BadRow) -> None:
-            assert rejected is not None
             value = {"line": row.line, "reason": row.reason, "text": row.text}
-            rejected.write(msgspec.json.encode(value) + b"\n")
+            file.write(msgspec.json.encode(value) + b"\n")
 
-        with open(path, "rb") as file, TraceWriter(out_path, footer) as writer:
-            rows: Iterator[Request] = module.read(file, Detected(), reject)
-            if arrivals.inversions:
-                rows = _sorted(_numbered(rows), out_path.parent)
-            size = os.fstat(file.fileno()).st_size
-            for number, row in enumerate(rows):
-                row["arrival_ns"] -= arrivals.first_ns
-                writer.write({"request_id": number, **row})
-                if on_progress is not None and number % PROGRESS_ROWS == 0:
-                    on_progress(file.tell() if not arrivals.inversions else size, size)
-    finally:
-        if rejected is not None:
-            rejected.close()
+        yield reject
 
 
-def _numbered(rows: Iterable[Request]) -> Iterator[Request]:
+def _refuse_same(path: Path, out_path: Path) -> None:
+    if out_path.exists() and out_path.samefile(path):
+        raise TraceError("source and result are the same file", path=str(path), next_step="Choose another -o path")
+
+
+def _placed(rows: Iterable[Request]) -> Iterator[Request]:
     """Keep the place in the source, so that an export can give its order back."""
     for place, row in enumerate(rows):
-        extra = msgspec.json.decode(row.get("source_extra") or "{}")
-        row["source_extra"] = msgspec.json.encode({**extra, "line": place}).decode()
+        row["source_extra"] = msgspec.json.encode({**source_extra(row), PLACE: place}).decode()
         yield row
 
 
-def _sorted(rows: Iterator[Request], folder: Path) -> Iterator[Request]:
-    """By arrival, equal times in source order: sorted runs on disk, merged."""
-    by_arrival = itemgetter("arrival_ns")
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+def _sorted(rows: Iterable[Request], folder: Path, key: Callable[[Request], int]) -> Iterator[Request]:
+    """Equal keys stay in order. Runs of 100k rows are sorted in memory and merged from disk."""
+    rows = iter(rows)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".sorting-") as scratch:
         runs: list[Path] = []
         while run := [row for _, row in zip(range(SORT_RUN_ROWS), rows, strict=False)]:
-            run.sort(key=by_arrival)
+            run.sort(key=key)
             runs.append(Path(scratch) / str(len(runs)))
             runs[-1].write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in run))
-        yield from heapq.merge(*(_run(one) for one in runs), key=by_arrival)
+        yield from heapq.merge(*(_run(one) for one in runs), key=key)
 
 
 def _run(path: Path) -> Iterator[Request]:
@@ -208,24 +267,33 @@ def _run(path: Path) -> Iterator[Request]:
             yield msgspec.json.decode(line)
 
 
-def export_trace(path: Path, out_path: Path, target_format: str) -> int:
-    """Write a trace in a public format; returns the rows. What that format cannot hold is left out."""
-    if target_format not in FORMATS:
-        raise TraceError("no such format", seen=repr(target_format), wanted=", ".join(FORMATS))
-    footer = read_footer(path)
-    rows: Iterable[Request] = iter_requests(path)
-    first_ns = int(footer.notes.get("first_arrival_ns", 0))
-    if footer.losses.get("inversions"):
-        rows = sorted(rows, key=lambda row: msgspec.json.decode(row.get("source_extra") or "{}").get("line", 0))
-    count = 0
-    with open(out_path, "wb") as file:
-        for line in FORMATS[target_format].write(_moved(rows, first_ns), footer):
-            file.write(line)
-            count += 1
-    return count - (target_format == azure.NAME)
-
-
-def _moved(rows: Iterable[Request], by_ns: int) -> Iterator[Request]:
+def _renumbered(rows: Iterable[Request]) -> Iterator[Request]:
+    """Block ids in the order in which the sorted rows show them."""
+    numbers = FirstSeen()
     for row in rows:
-        row["arrival_ns"] += by_ns
+        if blocks := row.get("input_blocks"):
+            row["input_blocks"] = [numbers[one] for one in blocks]
+        tail = row.get("input_tail_id")
+        if tail is not None:
+            row["input_tail_id"] = numbers[tail]
         yield row
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = open(path, "rb")
+    except OSError as error:
+        raise TraceError("cannot be read", path=str(path), seen=error.strerror, next_step="Check the path") from error
+    with file:
+        yield file
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(
+            "cannot write here", path=str(path), seen=error.strerror or str(error), next_step="Choose another -o path"
+        ) from error

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 GRID_TOLERANCE = 0.002  # share of the grid by which stamps may miss it (Mooncake conversation: 3 ms of 3 s)
 MIN_GRID_NS = 100_000_000
+WINDOW_S = 60
+MIN_WINDOW_REQUESTS = 10  # the CV of fewer gaps says little
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     span_s: float
     rate_per_s: float
     gap_cv: float | None  # standard deviation / mean of the gaps; 1 is Poisson
-    gap_cv_window_p50: float | None  # per 60 s window: drift of the rate left out
+    gap_cv_window_p50: float | None  # per 60 s window of 10 requests or more: drift of the rate left out
     gap_cv_window_p90: float | None
     dispersion: dict[str, float | None]  # variance / mean of counts per 1, 10, 60 s; 1 is Poisson at every scale
     grid_s: float | None  # stamps lie on this grid; the figures above are of the stamps spread inside it
@@ -65,6 +67,13 @@ def gap_cv(times: NDArray[Any]) -> float | None:
     return float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() > 0 else None
 
 
+def _window_cvs(times_s: NDArray[np.float64]) -> list[float]:
+    """CV of the gaps inside each window that has enough requests for one."""
+    starts = np.flatnonzero(np.diff(times_s // WINDOW_S)) + 1
+    busy = [window for window in np.split(times_s, starts) if len(window) >= MIN_WINDOW_REQUESTS]
+    return [cv for window in busy if (cv := gap_cv(window)) is not None]
+
+
 def describe(arrival_ns: Ints, grid_ns: int | None) -> Arrivals:
     """`arrival_ns` sorted. Stamps on a grid are spread evenly inside it first, by a fixed rule, so the figures repeat."""
     as_recorded = gap_cv(arrival_ns)
@@ -72,8 +81,7 @@ def describe(arrival_ns: Ints, grid_ns: int | None) -> Arrivals:
         arrival_ns = np.sort(arrival_ns + np.random.default_rng(0).integers(0, grid_ns, len(arrival_ns)))
     times_s = (arrival_ns - arrival_ns[0]) / 1e9
     span = float(times_s[-1])
-    windows = (times_s // 60).astype(np.int64)
-    per_window = [cv for w in np.unique(windows) if (cv := gap_cv(times_s[windows == w])) is not None]
+    per_window = _window_cvs(times_s)
     return Arrivals(
         span_s=span,
         rate_per_s=len(times_s) / span if span else 0.0,

@@ -9,6 +9,7 @@ from tracer.blocks import Blocks
 
 Ints = NDArray[np.int64]
 MAX_SHARE = 0.05
+ENOUGH_VISITS = 10  # in a short trace 5 % may be two turns of one conversation, so there it takes more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +27,16 @@ class Groups:
 def sharing_groups(blocks: Blocks, session_ids: Ints | None = None, max_share: float = MAX_SHARE) -> Groups:
     """All requests below the shallowest prefix-tree node that fewer than `max_share` of the requests visit.
 
-    Nodes above it are global prefixes: at least max(2, max_share * requests) requests visit them, and at least two
-    sessions where sessions are known (else a long conversation in a short trace would pass for one). Sessions (-1:
+    Nodes above it are global prefixes. In a trace of fewer than 200 requests it takes ten visits to be one (half of
+    the requests below 20), and wherever sessions are known, two sessions: else a long conversation in a short trace
+    would pass for a system prompt. Sessions (-1:
     none) are never split: groups that one session touches are one group. A request that ends inside global prefixes is
     a group of its own. Ids must be chained.
     """
     requests = len(blocks)
     owner = np.repeat(np.arange(requests), blocks.lengths)
-    is_global = _visits(blocks.ids, owner) >= max(2.0, max_share * requests)
+    enough = max(max_share * requests, min(ENOUGH_VISITS, requests / 2), 2)
+    is_global = np.bincount(blocks.ids) >= enough  # chained ids come once in a path: references are visits
     if session_ids is not None:
         session = np.where(session_ids >= 0, session_ids, np.arange(requests) + session_ids.max(initial=0) + 1)
         is_global &= _visits(blocks.ids, session[owner]) >= 2

@@ -12,6 +12,7 @@ from tracer.analysis.arrivals import Arrivals
 from tracer.analysis.groups import sharing_groups
 from tracer.analysis.prefixes import SharedPrefix, top_prefixes
 from tracer.analysis.reuse import HitCurve, Touches, hit_curve, touches_as_engine, touches_as_in_source
+from tracer.errors import TraceError
 from tracer.schema import Footer
 from tracer.tracefile import blocks as block_column
 from tracer.tracefile import column
@@ -100,10 +101,12 @@ SIZES_BLOCKS = (1000, 2000, 5000, 10_000, 20_000)
 
 
 def analyze(table: pa.Table, footer: Footer, name: str, sizes_blocks: Sequence[int] = SIZES_BLOCKS, top: int = 10) -> Analysis:
-    """Everything about a trace, from its columns `COLUMNS` in arrival order."""
+    """Everything about a trace, from its columns `COLUMNS` in arrival order. Raises TraceError if it has no rows."""
+    if not table.num_rows:
+        raise TraceError("the trace has no requests", path=name)
     blocks = block_column(table, "input_blocks")
     session = column(table, "session_id")
-    has_blocks = len(blocks.ids) > 0
+    has_blocks = len(blocks.ids) > 0 or bool((column(table, "input_tail_id") >= 0).any())
     groups = sharing_groups(blocks, session if (session >= 0).any() else None) if has_blocks else None
     return Analysis(
         trace=name,
@@ -187,7 +190,7 @@ def _source_sharing(table: pa.Table, footer: Footer, sizes_blocks: Sequence[int]
 def _token_hit_rate(touches: Touches, curve: HitCurve, footer: Footer) -> float:
     """Hit tokens / prompt tokens with endless memory; a partial last block counts the tokens that it has."""
     whole = np.minimum(curve.request_hits * footer.block_tokens, touches.prompt_tokens)
-    return float(whole.sum() / touches.prompt_tokens.sum())
+    return float(whole.sum() / max(touches.prompt_tokens.sum(), 1))
 
 
 def _engine_sharing(table: pa.Table, footer: Footer) -> EngineSharing:

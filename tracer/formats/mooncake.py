@@ -1,6 +1,8 @@
 """Mooncake JSONL (FAST'25 release): `timestamp` in ms, lengths in tokens, `hash_ids` of chained 512-token blocks. Pure.
 
-The last id names a partial block when `input_length` is no multiple of 512: ceil(input / 512) ids in every row.
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ..., 59]}
+
+The release gives a partial last block an id too: ceil(input / 512) of them. Rows without that one are read as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -8,12 +10,17 @@ from typing import Any
 
 import msgspec
 
-from tracer.blocks import DenseIds
-from tracer.formats import BadRow, Detected
+from tracer.errors import TraceError
+from tracer.formats import BadRow, Detected, source_extra
+from tracer.formats.ids import ChainedIds, FirstSeen
 from tracer.schema import Footer, Request
 
 NAME = "mooncake"
 BLOCK_TOKENS = 512
+MAX_COUNT = 2**31 - 1
+MAX_STAMP_NS = 2**62
+TOO_FAST_PER_MS = 1.0  # no public trace has 1,000 requests a second; one that seems to has its stamps in seconds
+ENOUGH_ROWS = 20
 
 
 class Row(msgspec.Struct):
@@ -24,110 +31,138 @@ class Row(msgspec.Struct):
     session_id: str | int | None = None
 
 
-_KNOWN = set(Row.__struct_fields__)
+_KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
 
 
 def looks_like(head: bytes) -> bool:
-    first = head.split(b"\n", 1)[0]
-    return first.lstrip().startswith(b"{") and b'"hash_ids"' in first and b'"input_length"' in first
+    """One of the first lines has Mooncake's keys (and not Bailian's, which are a superset with smaller blocks)."""
+    wanted = [b'"%s"' % key.encode() for key in _KEYS]
+    lines = [line.lstrip() for line in head.split(b"\n")]
+    return any(line.startswith(b"{") and all(key in line for key in wanted) and b'"chat_id"' not in line for line in lines)
 
 
 def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None]) -> Iterator[Request]:
-    """Rows in file order; `arrival_ns` counts from the file's own zero."""
+    """Rows in file order; `arrival_ns` counts from the file's own zero.
+
+    A row's ids are renamed where the source's are not dense or not chained; `source_extra` then keeps the old ones.
+    """
+    stamp_ns = 10**9 if found.in_seconds else 10**6
+    found.block_tokens, found.time_unit_ns = BLOCK_TOKENS, stamp_ns
     decode = msgspec.json.Decoder(Row).decode
-    sessions: DenseIds[str | int] = DenseIds()
-    seen: DenseIds[int] = DenseIds()  # new ids are dense in first-seen order; the source's are kept if they are already
-    is_dense = True
-    ceil_rows = floor_rows = 0
-    found.block_tokens, found.time_unit_ns = BLOCK_TOKENS, 1_000_000
+    chained = ChainedIds()
+    sessions: dict[str | int, int] = {}
+    rows = ceil_rows = floor_rows = 0
+    first, last = float("inf"), 0.0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = decode(line)
-            _check(row)
+            _check(row, stamp_ns)
         except (msgspec.MsgspecError, ValueError) as error:
-            bad(BadRow(number, str(error), line.decode("utf-8", "replace").rstrip("\n")))
+            bad(BadRow(number, str(error), line.decode("utf-8", "replace").rstrip("\r\n")))
             continue
-        full = row.input_length // BLOCK_TOKENS
-        has_tail_id = len(row.hash_ids) > full
-        ceil_rows += has_tail_id
-        floor_rows += not has_tail_id and bool(row.input_length % BLOCK_TOKENS)
-        for one in row.hash_ids:
-            is_dense &= seen[one] == one
-        ids = [seen[one] for one in row.hash_ids]
-        request: Request = {
-            "arrival_ns": _ns(row.timestamp),
-            "input_tokens": row.input_length,
-            "input_tokens_count_source": "import",
-            "output_tokens": row.output_length,
-            "output_tokens_count_source": "import",
-            "input_blocks": ids[:full],
-        }
-        if has_tail_id:
-            request["input_tail_id"] = ids[full]
+        rows += 1
+        first, last = min(first, row.timestamp), max(last, row.timestamp)
+        if row.input_length % BLOCK_TOKENS:
+            has_tail_id = len(row.hash_ids) > row.input_length // BLOCK_TOKENS
+            ceil_rows += has_tail_id
+            floor_rows += not has_tail_id
+        request = _request(row, stamp_ns, chained.path(row.hash_ids), line)
         if row.session_id is not None:
-            request["session_id"] = sessions[row.session_id]
-        extra = _extra(line, row, ids)
-        if extra:
-            request["source_extra"] = msgspec.json.encode(extra).decode()
+            request["session_id"] = sessions.setdefault(row.session_id, len(sessions))
         yield request
-    found.tail_rule = "ceil" if ceil_rows and not floor_rows else "floor" if floor_rows and not ceil_rows else None
-    found.notes["ids_dense"] = str(is_dense).lower()
+    if ceil_rows + floor_rows and not (ceil_rows and floor_rows):
+        found.tail_rule = "ceil" if ceil_rows else "floor"
+    found.in_seconds |= rows >= ENOUGH_ROWS and last > first and rows / (last - first) > TOO_FAST_PER_MS
+    found.notes["timestamp_unit"] = "s" if found.in_seconds else "ms"
 
 
-def _check(row: Row) -> None:
-    """Raises ValueError for a row whose values contradict each other."""
-    full, total = divmod(row.input_length, BLOCK_TOKENS)
-    if row.input_length < 0 or row.output_length < 0 or row.timestamp < 0:
-        raise ValueError(f"negative value: input {row.input_length}, output {row.output_length}, timestamp {row.timestamp}")
-    if len(row.hash_ids) not in {full, full + (total > 0)}:
+def _check(row: Row, stamp_ns: int) -> None:
+    """Raises ValueError for a row whose values are out of range or contradict each other."""
+    for name in ("input_length", "output_length"):
+        if not 0 <= getattr(row, name) <= MAX_COUNT:
+            raise ValueError(f"{name} is {getattr(row, name)}, wanted 0 .. {MAX_COUNT}")
+    if not 0 <= row.timestamp <= MAX_STAMP_NS // stamp_ns:
+        raise ValueError(f"timestamp is {row.timestamp}, wanted 0 .. {MAX_STAMP_NS // stamp_ns}")
+    full, rest = divmod(row.input_length, BLOCK_TOKENS)
+    if len(row.hash_ids) not in {full, full + (rest > 0)}:
         raise ValueError(
-            f"{len(row.hash_ids)} hash_ids for {row.input_length} tokens, wanted {full + (total > 0)} (blocks of 512)"
+            f"{len(row.hash_ids)} hash_ids for input_length {row.input_length}, "
+            f"wanted {full + (rest > 0)} (one per {BLOCK_TOKENS} tokens)"
         )
-    if any(not 0 <= one < 2**63 for one in row.hash_ids):
-        raise ValueError("hash_ids must lie in 0 .. 2^63-1")
 
 
-def _ns(timestamp_ms: int | float) -> int:
-    return timestamp_ms * 1_000_000 if isinstance(timestamp_ms, int) else round(timestamp_ms * 1e6)
+def _request(row: Row, stamp_ns: int, ids: list[int], line: bytes) -> Request:
+    full = row.input_length // BLOCK_TOKENS
+    stamp = row.timestamp
+    request: Request = {
+        "arrival_ns": stamp * stamp_ns if isinstance(stamp, int) else round(stamp * stamp_ns),
+        "input_tokens": row.input_length,
+        "input_tokens_count_source": "import",
+        "output_tokens": row.output_length,
+        "output_tokens_count_source": "import",
+        "input_blocks": ids[:full],
+    }
+    if len(ids) > full:
+        request["input_tail_id"] = ids[full]
+    extra = _extra(row, ids, line)
+    if extra:
+        request["source_extra"] = msgspec.json.encode(extra).decode()
+    return request
 
 
-def _extra(line: bytes, row: Row, ids: list[int]) -> dict[str, Any]:
-    """What no column holds: unknown keys, a float time stamp, ids that had to be renumbered."""
+def _extra(row: Row, ids: list[int], line: bytes) -> dict[str, Any]:
+    """What no column holds: a float time stamp, ids that had to be renamed, keys beyond the four."""
     extra: dict[str, Any] = {}
-    if line.count(b'":') > 4:
-        extra = {key: value for key, value in msgspec.json.decode(line).items() if key not in _KNOWN}
-        if row.session_id is not None:
-            extra["session_id"] = row.session_id
     if isinstance(row.timestamp, float):
         extra["timestamp"] = row.timestamp
     if ids != row.hash_ids:
         extra["hash_ids"] = row.hash_ids
+    if line.count(b":") > len(_KEYS):  # each key has one; most files stop at the four
+        keys = {key: value for key, value in msgspec.json.decode(line).items() if key not in _KEYS}
+        if keys:
+            extra["keys"] = keys
     return extra
 
 
 def write(rows: Iterable[Request], footer: Footer) -> Iterator[bytes]:
-    """Mooncake lines. Blocks of another size become every k-th id, renumbered; the partial last one gets a fresh id."""
-    factor = BLOCK_TOKENS // footer.block_tokens if footer.block_tokens < BLOCK_TOKENS else 1
-    dense: DenseIds[int | tuple[str, int]] = DenseIds()
+    """Mooncake lines, ids dense in the order written.
+
+    Smaller blocks become every k-th id, and sharing below 512 tokens is lost. Blocks that the trace does not name (the
+    partial last one of a trace of ours, all of a trace without prefixes) get ids that no other request has.
+    Raises TraceError if the trace's blocks do not fit into 512 tokens.
+    """
+    factor, rest = divmod(BLOCK_TOKENS, footer.block_tokens)
+    if rest:
+        raise TraceError(
+            "these blocks cannot be written as Mooncake's",
+            seen=f"{footer.block_tokens} tokens a block",
+            wanted=f"a divisor of {BLOCK_TOKENS}",
+        )
+    is_own = footer.source_format == NAME
+    stamp_ns = 10**9 if is_own and footer.notes.get("timestamp_unit") == "s" else 10**6
+    zero_ns = int(footer.notes.get("first_arrival_ns", 0)) if is_own else 0
+    numbers = FirstSeen()
     for row in rows:
-        tokens = row.get("input_tokens") or 0
-        extra = msgspec.json.decode(row.get("source_extra") or "{}")
-        ids: list[int | tuple[str, int]] = list((row.get("input_blocks") or [])[factor - 1 :: factor])
-        if factor > 1:
-            ids = ids[: tokens // BLOCK_TOKENS]
-            if tokens % BLOCK_TOKENS:
-                ids.append(("tail", row["request_id"]))
-            hash_ids = [dense[one] for one in ids]
-        else:
-            tail = row.get("input_tail_id")
-            hash_ids = [*(row.get("input_blocks") or []), *([tail] if tail is not None else [])]
+        extra = source_extra(row) if is_own else {}
+        hash_ids = _hash_ids(row, factor, is_own, numbers)
         value = {
-            "timestamp": extra.pop("timestamp", row["arrival_ns"] // 1_000_000),
-            "input_length": tokens,
+            "timestamp": extra.get("timestamp", (row["arrival_ns"] + zero_ns) // stamp_ns),
+            "input_length": row.get("input_tokens") or 0,
             "output_length": row.get("output_tokens") or 0,
-            "hash_ids": extra.pop("hash_ids", hash_ids),
-            **{key: value for key, value in extra.items() if key != "line"},
+            "hash_ids": extra.get("hash_ids", hash_ids),
+            **extra.get("keys", {}),
         }
         yield msgspec.json.encode(value) + b"\n"
+
+
+def _hash_ids(row: Request, factor: int, is_own: bool, numbers: FirstSeen) -> list[int]:
+    full, rest = divmod(row.get("input_tokens") or 0, BLOCK_TOKENS)
+    ids = [numbers[one] for one in (row.get("input_blocks") or [])[factor - 1 :: factor][:full]]
+    tail = row.get("input_tail_id")
+    if factor == 1 and tail is not None:
+        ids.append(numbers[tail])
+    if not is_own:
+        ids += [numbers.fresh() for _ in range(full + (rest > 0) - len(ids))]
+    return ids

@@ -1,0 +1,50 @@
+"""Source block ids to the file's own: chained, dense from 0, in first-seen order. Pure."""
+
+from array import array
+from collections.abc import Sequence
+
+
+class ChainedIds:
+    """Names each distinct prefix by the next integer.
+
+    An id that turns up after a second predecessor gets a new name there, so the result is chained even where the
+    source is not. Sources that are dense and chained already (Mooncake) keep their ids and cost 4 bytes an id.
+    """
+
+    def __init__(self) -> None:
+        self._above = array("i")  # predecessor of each id that kept its name; they are 0 .. len - 1
+        self._renamed: dict[tuple[int, int], int] = {}  # (predecessor's new id, source id) -> new id
+
+    def path(self, source_ids: Sequence[int]) -> list[int]:
+        """New ids of a request's blocks, from the first one on."""
+        above, renamed, keep = -1, self._renamed, self._above
+        ids: list[int] = []
+        for one in source_ids:
+            if 0 <= one < len(keep) and keep[one] == above:
+                above = one
+            elif one == len(keep) and not renamed:
+                keep.append(above)
+                above = one
+            else:
+                above = renamed.setdefault((above, one), len(keep) + len(renamed))
+            ids.append(above)
+        return ids
+
+
+class FirstSeen:
+    """Renumbers dense ids in the order in which they come by; `fresh` takes a number that nothing else has."""
+
+    def __init__(self) -> None:
+        self._new = array("q")
+        self._count = 0
+
+    def __getitem__(self, block: int) -> int:
+        if block >= len(self._new):
+            self._new.extend([-1] * (block + 1 - len(self._new)))
+        if self._new[block] < 0:
+            self._new[block] = self.fresh()
+        return self._new[block]
+
+    def fresh(self) -> int:
+        self._count += 1
+        return self._count - 1
