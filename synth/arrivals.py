@@ -24,17 +24,18 @@ def gamma_starts(rate_per_s: float, cv: float, rng: np.random.Generator) -> Iter
 def recorded_starts(starts_ns: Ints, rate_per_s: float | None, rng: np.random.Generator) -> Iterator[Ints]:
     """Endless start times that repeat a recording's rate profile, in chunks.
 
-    The gaps are shuffled inside windows of 60 s, which keeps the burstiness inside and between windows. With a rate the
-    time axis is stretched or compressed to reach it.
+    The gaps inside each window of 60 s are shuffled, those across a window's edge stay: every window keeps its count and
+    its burstiness. With a rate the time axis is stretched or compressed to reach it.
     """
     starts = np.sort(starts_ns) - int(starts_ns.min())
     span = int(starts[-1]) + max(1, int(starts[-1]) // max(1, len(starts) - 1))  # one mean gap after the last
     stretch = 1.0 if rate_per_s is None else len(starts) / (span / NS) / rate_per_s
     gaps = np.diff(starts, append=span)
     windows = starts // WINDOW_NS
+    crosses_edge = np.diff(windows, append=windows[-1] + 1) > 0
     repeat = 0
     while True:
-        order = np.lexsort((rng.random(len(gaps)), windows))
+        order = np.lexsort((rng.random(len(gaps)) + crosses_edge, windows))
         times = repeat * span + np.concatenate([[0], np.cumsum(gaps[order])[:-1]])
         stretched = (times * stretch).astype(np.int64)
         yield from (stretched[i : i + _CHUNK] for i in range(0, len(stretched), _CHUNK))

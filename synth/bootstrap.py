@@ -18,7 +18,7 @@ from tracer.analysis.groups import Groups, sharing_groups
 from tracer.analysis.reuse import concatenate, one_each, prompt_tokens, require_chained
 from tracer.blocks import Blocks, DenseIds
 from tracer.errors import TraceError
-from tracer.schema import Footer, Request
+from tracer.schema import BASE_BLOCK_TOKENS, Footer, Request
 from tracer.tracefile import blocks as block_column
 from tracer.tracefile import column
 
@@ -228,8 +228,11 @@ def rows(source: Source, drawn: Draw, totals: Totals) -> Iterator[Request]:
         request["parent_request_id"] = parent if parent >= 0 else None
         request["wait_for"] = wait_for.of(copy, row)
         if source_session[row] >= 0:
+            seen = len(sessions)
             request["session_id"] = sessions[copy, source_session[row]]
-        request["input_tokens_count_source"] = request["output_tokens_count_source"] = "generated"
+            totals.sessions += len(sessions) - seen
+        request["input_tokens_count_source"] = None if request.get("input_tokens") is None else "generated"
+        request["output_tokens_count_source"] = None if request.get("output_tokens") is None else "generated"
         assigned, known = ids.of(copy, row)
         inputs = int(source.input_blocks[row])
         tail = int(source.tail[row])
@@ -239,7 +242,8 @@ def rows(source: Source, drawn: Draw, totals: Totals) -> Iterator[Request]:
             request["input_tail_id"] = int(assigned[inputs])
         if named[1][row]:
             request["output_blocks"] = cast(list[int], assigned[inputs + tail :])
-        _count(totals, source, request, row, known, ids.next, len(sessions))
+        totals.sessions += source_session[row] < 0  # a request without a session is one by itself
+        _count(totals, source, request, row, known, ids.next)
         yield request
 
 
@@ -294,16 +298,15 @@ def _is_present(table: pa.Table, name: str) -> list[bool]:
     return cast(list[bool], table[name].is_valid().to_pylist())
 
 
-def _count(totals: Totals, source: Source, request: Request, row: int, known: int, next_id: int, sessions: int) -> None:
+def _count(totals: Totals, source: Source, request: Request, row: int, known: int, next_id: int) -> None:
     prompt = int(source.prompt_tokens[row])
     inputs = int(source.input_blocks[row])
     served = min(known, inputs) * source.block_tokens
-    if source.block_tokens > 16 and known > inputs and source.tail[row]:
+    if known > inputs and source.tail[row]:  # the same partial block came before: its full pages are cached
         served = prompt
     totals.requests += 1
-    totals.sessions = sessions
     totals.input_tokens += prompt
     totals.output_tokens += request.get("output_tokens") or 0
-    totals.served_tokens += min(served, max(prompt - 1, 0) // 16 * 16)
+    totals.served_tokens += min(served, max(prompt - 1, 0) // BASE_BLOCK_TOKENS * BASE_BLOCK_TOKENS)
     totals.last_arrival_ns = request["arrival_ns"]
     totals.block_ids = next_id

@@ -42,8 +42,15 @@ class GenerateReport:
 
 def generate_trace(workload: Workload, seed: int, out_path: PathLike) -> GenerateReport:
     """Write a trace of this workload. The same workload and seed give the same bytes."""
+    _check_seed(seed)
     recorded = _recorded_starts(workload, seed)
     pools = make_pools(workload, Streams(seed).pools)
+    if next(turns_in_order(workload, pools, Streams(seed), recorded), None) is None:
+        raise TraceError(
+            "no request arrives in this time",
+            seen=f"duration_s = {workload.duration_s}",
+            next_step="Raise duration_s or the rate",
+        )
     notes = []
     if workload.prefix_share is not None:
         skeleton = Skeleton.of(turns_in_order(workload, pools, Streams(seed), recorded))
@@ -82,6 +89,7 @@ def generate_from(
     k comes from one of `requests`, `requests_per_s` or `scale` (default 1); all are met on average. A duration beyond the
     source's span repeats it with fresh draws, a shorter one uses its beginning.
     """
+    _check_seed(seed)
     _check_wishes(requests, requests_per_s, scale, duration_s)
     source_footer = read_footer(trace_path)
     grid_rng, draw_rng = np.random.default_rng(np.random.SeedSequence(seed)).spawn(2)
@@ -89,17 +97,21 @@ def generate_from(
     table = read_table(trace_path, columns=bootstrap.COLUMNS)
     if table.num_rows == 0:
         raise TraceError("the trace has no request to draw from", path=str(trace_path))
-    source = bootstrap.prepare(table, source_footer, duration_ns, grid_rng)
-    span_s = source.span_ns / NS
+    try:
+        source = bootstrap.prepare(table, source_footer, duration_ns, grid_rng)
+    except TraceError as error:
+        error.path = str(trace_path)
+        raise
+    span_s, per_span = source.span_ns / NS, len(source.arrival_ns)
     total_s = duration_s if duration_s is not None else span_s
-    per_span = len(source.arrival_ns)
+    k = scale if scale is not None else 1.0
     if requests is not None:
         k = requests / (per_span * max(1.0, total_s / span_s))
     elif requests_per_s is not None:
         k = requests_per_s * span_s / per_span
-    else:
-        k = scale if scale is not None else 1.0
     drawn = bootstrap.draw(source, k, duration_ns, draw_rng)
+    if not len(drawn.group):
+        raise TraceError("so little was asked for that nothing was drawn", seen=f"{k:.3g} times the source", wanted="more")
     notes = _notes(source, k, source_footer, total_s)
     totals = Totals()
     footer = Footer(
@@ -126,8 +138,12 @@ def _recorded_starts(workload: Workload, seed: int) -> NDArray[np.int64] | None:
     is_start[first] = True
     if not is_start.any():
         raise TraceError("the trace has no arrivals", path=path)
-    grid_rng = np.random.default_rng(np.random.SeedSequence(seed)).spawn(1)[0]
-    return spread_inside_grid(stamps[is_start], read_footer(path).time_grid_ns, grid_rng)
+    return spread_inside_grid(stamps[is_start], read_footer(path).time_grid_ns, Streams(seed).grid)
+
+
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise TraceError("wrong value for `seed`", seen=str(seed), wanted="0 or more")
 
 
 def _check_wishes(requests: int | None, requests_per_s: float | None, scale: float | None, duration_s: float | None) -> None:

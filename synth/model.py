@@ -213,6 +213,8 @@ def _merged(below: Table, above: Table) -> Table:
     for pair in REPLACES:
         if any(key in above for key in pair):
             merged = {key: value for key, value in merged.items() if key not in pair}
+    if "process" in above:  # what belonged to the inherited process goes with it
+        merged = {key: value for key, value in merged.items() if key not in ("cv", "trace")}
     for key, value in above.items():
         inner = merged.get(key)
         both = isinstance(value, dict) and isinstance(inner, dict) and key not in DISTRIBUTIONS

@@ -26,8 +26,8 @@ class Streams:
     """
 
     def __init__(self, seed: int) -> None:
-        children = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(7)]
-        self.arrivals, self.pools, self.choices, self.turns, self.think, self.inputs, self.outputs = children
+        children = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(8)]
+        self.arrivals, self.pools, self.choices, self.turns, self.think, self.inputs, self.outputs, self.grid = children
 
 
 class Turn(NamedTuple):
