@@ -332,7 +332,7 @@ def _check_shape(key: str, one: Distribution, least: float, wrong: Any) -> None:
     if one.p50 is not None and one.p99 is not None and not 0 < one.p50 <= one.p99:
         wrong(key, (one.p50, one.p99), "0 < p50 <= p99")
     if one.mean is not None and one.mean < max(least, 1e-9):
-        wrong(f"{key}.mean", one.mean, f">= {least:g}, above 0")
+        wrong(f"{key}.mean", one.mean, f">= {least:g}" if least else "above 0")
     if one.min is not None and one.max is not None and one.min > one.max:
         wrong(key, (one.min, one.max), "min <= max")
     if one.weights is not None and (len(one.weights) != len(one.values or ()) or not sum(one.weights) > 0):

@@ -253,6 +253,21 @@ def test_a_quantised_recording_loses_its_grid(tmp_path: Path, mooncake: Path) ->
     assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.15)  # 3.0 on the grid
 
 
+def test_gaps_inside_a_group_lose_the_grid_too_and_keep_their_order(tmp_path: Path) -> None:
+    grid_ns = 3_000_000_000
+    source: list[Request] = [
+        {"request_id": i, "arrival_ns": i // 2 * grid_ns, "session_id": 0, "turn": i, "input_tokens": 5} for i in range(40)
+    ]
+    write_trace(tmp_path / "s", source, Footer(time_grid_ns=grid_ns))
+
+    generate_from(tmp_path / "s", tmp_path / "t", 1)
+
+    rows = rows_of(tmp_path / "t")
+    gaps = np.diff([row["arrival_ns"] for row in rows])
+    assert [row["turn"] for row in rows] == list(range(40))
+    assert (gaps % grid_ns != 0).all()
+
+
 @needs(AZURE)
 def test_a_trace_without_blocks_keeps_its_rate_profile_and_gets_no_blocks(tmp_path: Path) -> None:
     source, path = tmp_path / "azure.parquet", tmp_path / "t.parquet"
