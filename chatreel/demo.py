@@ -41,9 +41,9 @@ class Crowd:
     turns: int
     think_s: float
     system_prompts: int = 3
-    system_words: int = 420
-    message_words: tuple[int, int] = (20, 220)
-    answer_tokens: tuple[int, int] = (30, 90)
+    system_words: int = 700
+    message_words: tuple[int, int] = (60, 700)
+    answer_tokens: tuple[int, int] = (40, 120)
 
 
 FULL = Crowd(users=64, arrive_within_s=18.0, turns=4, think_s=1.5)

@@ -69,7 +69,16 @@ def _mean(value: float | None) -> dict[str, float] | None:
 def _from_trace(options: GenerateOptions, seed: int, out_path: Path) -> GenerateReport:
     """With --from, lengths, turns and sharing are the trace's own: flags that would change them are refused."""
     assert options.from_trace is not None
-    names: tuple[str, ...] = ("spec", "preset", "burstiness_cv", "system_prompts", "system_prompt_tokens", "zipf", "turns", "think_s")
+    names: tuple[str, ...] = (
+        "spec",
+        "preset",
+        "burstiness_cv",
+        "system_prompts",
+        "system_prompt_tokens",
+        "zipf",
+        "turns",
+        "think_s",
+    )
     names += ("input_tokens", "output_tokens", "prefix_share")
     given = [name for name in names if getattr(options, name) is not None]
     if given:

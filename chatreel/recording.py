@@ -1,1 +1,78 @@
 """`chatreel record` and `compact`: a live line while it runs, a summary when it ends."""
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from tracer.errors import TraceError
+from tracer.record.compactor import compact, segments_folder
+from tracer.record.recording import RecordConfig, RecordStats, record
+
+
+def run_record(
+    upstream: str, out_path: Path, host: str, port: int, tokenizer: str, chunk_times: bool, err: Console
+) -> Iterator[str]:
+    """Record until Ctrl-C. Yields what to say when it has ended."""
+    _check_host(host, err)
+    config = RecordConfig(
+        upstream=upstream, out=str(out_path), host=host, port=port, tokenizer=tokenizer, chunk_times=chunk_times
+    )
+
+    def ready(url: str) -> None:
+        err.print(f"recording at {url} for {upstream} (Ctrl-C drains and writes {out_path})", highlight=False, soft_wrap=True)
+
+    def warn(text: str) -> None:
+        err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    with Live("", console=err, auto_refresh=False, transient=True) if err.is_terminal else _Quiet() as live:
+        result = record(config, ready, lambda stats: live.update(_line(stats), refresh=True), warn)
+    yield f"{result.rows:,} requests -> {result.path}"
+    if result.losses:
+        yield "counted on the way: " + ", ".join(f"{name} {count:,}" for name, count in sorted(result.losses.items()))
+
+
+class _Quiet:
+    """Stands for the live line where nobody watches."""
+
+    def __enter__(self) -> "_Quiet":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, _text: str, refresh: bool = False) -> None: ...
+
+
+def _line(stats: RecordStats) -> str:
+    parts = [f"{stats.seen:,} requests", f"{stats.in_flight} in flight", f"{stats.recorded:,} written"]
+    if stats.lost:
+        parts.append(f"[red]{stats.lost:,} lost[/red]")
+    if stats.prompts_shed:
+        parts.append(f"{stats.prompts_shed:,} without prompt")
+    if stats.token_drift:
+        parts.append(f"{stats.token_drift:,} counted otherwise by the server")
+    return ", ".join(parts)
+
+
+def _check_host(host: str, err: Console) -> None:
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise TraceError("not an address to listen on", seen=repr(host), wanted="an IP address, e.g. 127.0.0.1") from error
+    if not is_loopback:
+        err.print(f"warning: whoever reaches {host} can use the server behind the recorder", style="yellow", highlight=False)
+
+
+def run_compact(recording: Path) -> Iterator[str]:
+    """Accepts the -o path of the recording or its .segments folder."""
+    folder = recording if recording.suffix == ".segments" else segments_folder(recording)
+    if not folder.is_dir():
+        raise TraceError(
+            "no segments of an unfinished recording", path=str(folder), next_step="Give the -o path that the recorder had"
+        )
+    result = compact(folder, folder.with_suffix(".parquet"))
+    yield f"{result.rows:,} requests -> {result.path}"
+    if result.losses:
+        yield "counted on the way: " + ", ".join(f"{name} {count:,}" for name, count in sorted(result.losses.items()))
