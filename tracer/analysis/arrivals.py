@@ -21,6 +21,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     gap_cv_window_p50: float | None  # per 60 s window of 10 requests or more: drift of the rate left out
     gap_cv_window_p90: float | None
     dispersion: dict[str, float | None]  # variance / mean of counts per 1, 10, 60 s; 1 is Poisson at every scale
+    dispersion_whole_windows: dict[str, float | None]  # without the last, cut-off window, which inflates it
     grid_s: float | None  # stamps lie on this grid; the figures above are of the stamps spread inside it
     gap_cv_as_recorded: float | None
 
@@ -50,15 +51,18 @@ def _rounded(grid_ns: float) -> float:
     return round(grid_ns / MIN_GRID_NS) * MIN_GRID_NS
 
 
-def index_of_dispersion(times_s: NDArray[np.float64], window_s: float) -> float | None:
-    """Variance / mean of the counts per window (Cox and Lewis 1966), the last, partial window included.
+def index_of_dispersion(times_s: NDArray[np.float64], window_s: float, *, whole_windows: bool = False) -> float | None:
+    """Variance / mean of the counts per window (Cox and Lewis 1966). None: the times span less than two windows.
 
-    None: the times span less than two windows.
+    Published figures count the last, cut-off window like any other, and so does the default; in a short trace that
+    alone can make a Poisson stream read 5 at 60 s. `whole_windows` leaves it out.
     """
     if not len(times_s) or times_s[-1] < 2 * window_s:
         return None
     counts = np.bincount((times_s // window_s).astype(np.int64))
-    return float(counts.var() / counts.mean())
+    if whole_windows:
+        counts = counts[:-1]
+    return float(counts.var() / counts.mean()) if counts.any() else None
 
 
 def gap_cv(times: NDArray[Any]) -> float | None:
@@ -89,6 +93,7 @@ def describe(arrival_ns: Ints, grid_ns: int | None) -> Arrivals:
         gap_cv_window_p50=float(np.quantile(per_window, 0.5)) if per_window else None,
         gap_cv_window_p90=float(np.quantile(per_window, 0.9)) if per_window else None,
         dispersion={f"{w}s": index_of_dispersion(times_s, w) for w in (1, 10, 60)},
+        dispersion_whole_windows={f"{w}s": index_of_dispersion(times_s, w, whole_windows=True) for w in (1, 10, 60)},
         grid_s=grid_ns / 1e9 if grid_ns else None,
         gap_cv_as_recorded=as_recorded,
     )

@@ -59,8 +59,8 @@ def _print_arrivals(found: Analysis, console: Console) -> None:
         f"\narrivals: CV of gaps {_digits(one.gap_cv)}; per 60 s window p50 {_digits(one.gap_cv_window_p50)}, "
         f"p90 {_digits(one.gap_cv_window_p90)} (1 is Poisson)"
     )
-    scales = ", ".join(f"{window} {_digits(value)}" for window, value in one.dispersion.items())
-    console.print(f"index of dispersion of counts: {scales} (1 is Poisson at every scale)")
+    console.print(f"index of dispersion of counts: {_scales(one.dispersion)} (1 is Poisson at every scale)")
+    console.print(f"the same without the last, cut-off window: {_scales(one.dispersion_whole_windows)}")
     if found.failed:
         console.print(f"failed requests: {found.failed:,}")
 
@@ -106,6 +106,10 @@ def _prefix_table(found: Analysis) -> Table:
         cells = (one.requests, one.depth_tokens, one.own_tokens, one.reusable_tokens)
         table.add_row(*(f"{value:,}" for value in cells), f"{share:.1%}")
     return table
+
+
+def _scales(values: dict[str, float | None]) -> str:
+    return ", ".join(f"{window} {_digits(value)}" for window, value in values.items())
 
 
 def _digits(value: float | None) -> str:

@@ -1,0 +1,200 @@
+"""Public trace files in and out, with everything that can be wrong about them."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tracer import importing
+from tracer.errors import TraceError
+from tracer.importing import export_trace, import_trace
+from tracer.tracefile import iter_requests, read_footer
+
+TRACES = Path(__file__).resolve().parents[3] / "shared/traces"
+MOONCAKE = TRACES / "mooncake/conversation_trace.head.jsonl"
+AZURE = TRACES / "azure2023/AzureLLMInferenceTrace_conv.csv"
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def mooncake_lines(*stamps_ms: int) -> str:
+    rows = [{"timestamp": at, "input_length": 600, "output_length": 5, "hash_ids": [0, k + 1]} for k, at in enumerate(stamps_ms)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def parsed(path: Path) -> list[object]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="the public Mooncake trace is not beside this checkout")
+def test_mooncake_comes_back_row_by_row_and_its_grid_and_tail_rule_are_found(tmp_path: Path) -> None:
+    report = import_trace(MOONCAKE, tmp_path / "m.parquet")
+    count = export_trace(tmp_path / "m.parquet", tmp_path / "back.jsonl", "mooncake")
+
+    assert (report.source_format, report.rows, report.bad_rows, report.inversions) == ("mooncake", 7980, 0, 0)
+    assert count == 7980
+    assert parsed(tmp_path / "back.jsonl") == parsed(MOONCAKE)
+    footer = read_footer(tmp_path / "m.parquet")
+    assert (footer.time_grid_ns, footer.tail_rule, footer.block_tokens) == (3_000_000_000, "ceil", 512)
+    assert footer.source_sha256 == hashlib.sha256(MOONCAKE.read_bytes()).hexdigest()
+
+
+@pytest.mark.skipif(not AZURE.exists(), reason="the public Azure trace is not beside this checkout")
+def test_azure_comes_back_byte_by_byte(tmp_path: Path) -> None:
+    report = import_trace(AZURE, tmp_path / "a.parquet")
+    count = export_trace(tmp_path / "a.parquet", tmp_path / "back.csv", "azure")
+
+    assert (report.source_format, report.rows, count) == ("azure", 19_366, 19_366)
+    assert report.footer.time_grid_ns is None
+    assert (tmp_path / "back.csv").read_bytes() == AZURE.read_bytes()
+
+
+def test_bad_rows_are_set_aside_with_line_and_reason(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(0) + "oops\n" + mooncake_lines(10))
+
+    report = import_trace(source, tmp_path / "m.parquet")
+
+    assert (report.rows, report.bad_rows) == (2, 1)
+    assert report.footer.losses == {"bad_rows": 1}
+    assert report.quarantine == tmp_path / "m.parquet.rejected.jsonl"
+    assert [(row["line"], row["text"]) for row in parsed(report.quarantine)] == [(2, "oops")]  # type: ignore[index]
+
+
+def test_a_later_clean_import_leaves_no_old_quarantine(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(0) + "oops\n")
+    import_trace(source, tmp_path / "m.parquet")
+    source.write_text(mooncake_lines(0))
+
+    report = import_trace(source, tmp_path / "m.parquet")
+
+    assert report.quarantine is None
+    assert not (tmp_path / "m.parquet.rejected.jsonl").exists()
+
+
+def test_strict_stops_at_the_first_bad_row_and_writes_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "a.csv"
+    source.write_text(HEADER + "2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,1,two\n")
+
+    with pytest.raises(TraceError) as caught:
+        import_trace(source, tmp_path / "a.parquet", strict=True)
+
+    assert str(caught.value).startswith(f"{source}:3: 'two' is no count, wanted 0 .. 2147483647; saw")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("run_rows", [100_000, 2])
+def test_rows_out_of_order_are_sorted_stably_and_exported_as_they_were(
+    tmp_path: Path, run_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "SORT_RUN_ROWS", run_rows)
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(50, 20, 70, 20, 10))
+
+    report = import_trace(source, tmp_path / "m.parquet")
+    export_trace(tmp_path / "m.parquet", tmp_path / "back.jsonl", "mooncake")
+
+    rows = list(iter_requests(tmp_path / "m.parquet"))
+    assert report.inversions == 3  # 20 after 50, 20 after 70, 10 after 20
+    assert [row["arrival_ns"] // 10**6 for row in rows] == [0, 10, 10, 40, 60]
+    assert [row["input_tail_id"] for row in rows] == [1, 2, 3, 4, 5]  # first-seen order of the sorted rows
+    assert parsed(tmp_path / "back.jsonl") == parsed(source)
+
+
+def test_azure_time_counts_from_the_earliest_row_and_keeps_its_wall_clock(tmp_path: Path) -> None:
+    source = tmp_path / "a.csv"
+    source.write_text(HEADER + "2023-11-16 00:00:05.5,1,2\n2023-11-16 00:00:03.5,3,4\n")
+
+    report = import_trace(source, tmp_path / "a.parquet")
+    export_trace(tmp_path / "a.parquet", tmp_path / "back.csv", "azure")
+
+    assert report.footer.epoch_ns == 1_700_092_803_500_000_000
+    assert [row["arrival_ns"] for row in iter_requests(tmp_path / "a.parquet")] == [0, 2 * 10**9]
+    assert (tmp_path / "back.csv").read_text() == source.read_text()
+
+
+def test_a_mooncake_file_in_seconds_is_read_in_seconds(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(*(k // 2 for k in range(60))))
+
+    report = import_trace(source, tmp_path / "m.parquet")
+    export_trace(tmp_path / "m.parquet", tmp_path / "back.jsonl", "mooncake")
+
+    assert report.footer.notes["timestamp_unit"] == "s"
+    assert [row["arrival_ns"] for row in iter_requests(tmp_path / "m.parquet")][-1] == 29 * 10**9
+    assert parsed(tmp_path / "back.jsonl") == parsed(source)
+
+
+def test_a_trace_without_a_wall_clock_can_be_written_for_azure(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(0, 1500))
+    import_trace(source, tmp_path / "m.parquet")
+
+    export_trace(tmp_path / "m.parquet", tmp_path / "m.csv", "azure")
+
+    assert (tmp_path / "m.csv").read_text() == (HEADER + "1970-01-01 00:00:00.0000000,600,5\n1970-01-01 00:00:01.5000000,600,5\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "source_format", "message"),
+    [
+        (b"", None, r"format not recognised; saw '', wanted Mooncake JSONL .* or Azure CSV"),
+        (b"hello\n", None, "format not recognised; saw 'hello'"),
+        (b"PAR1....", None, "this is a Parquet file already"),
+        (b"hello\n", "mooncake", "no usable row of format mooncake; saw JSON is malformed"),
+        (b"", "azure", "no usable row of format azure; saw no row at all"),
+        (b"hello\n", "burst", "no such format; saw 'burst', wanted mooncake or azure"),
+    ],
+)
+def test_a_file_of_no_known_format_names_the_known_ones(
+    tmp_path: Path, content: bytes, source_format: str | None, message: str
+) -> None:
+    source = tmp_path / "file"
+    source.write_bytes(content)
+
+    with pytest.raises(TraceError, match=message):
+        import_trace(source, tmp_path / "out.parquet", source_format=source_format)
+
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_missing_source_an_unwritable_result_and_the_source_itself_are_user_errors(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(0))
+    import_trace(source, tmp_path / "m.parquet")
+
+    with pytest.raises(TraceError, match="cannot be read; saw No such file"):
+        import_trace(tmp_path / "absent", tmp_path / "out.parquet", source_format="azure")
+    with pytest.raises(TraceError, match="cannot write here"):
+        import_trace(source, tmp_path / "no/folder/out.parquet")
+    with pytest.raises(TraceError, match="cannot write here"):
+        export_trace(tmp_path / "m.parquet", tmp_path / "no/folder/out.jsonl", "mooncake")
+    with pytest.raises(TraceError, match="same file"):
+        import_trace(source, source)
+    with pytest.raises(TraceError, match="same file"):
+        export_trace(tmp_path / "m.parquet", tmp_path / "m.parquet", "mooncake")
+    assert source.read_text() == mooncake_lines(0)
+
+
+def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(0))
+    import_trace(source, tmp_path / "m.parquet")
+
+    with pytest.raises(TraceError, match="wanted mooncake or azure"):
+        export_trace(tmp_path / "m.parquet", tmp_path / "x", "bailian")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.jsonl", "m.parquet"]
+
+
+def test_progress_ends_at_the_size_of_the_file(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(*range(0, 9000, 3)))
+    told: list[tuple[int, int]] = []
+
+    import_trace(source, tmp_path / "m.parquet", on_progress=lambda done, size: told.append((done, size)))
+
+    size = source.stat().st_size
+    assert told[-1] == (size, size)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
