@@ -68,7 +68,8 @@ class _Recency:
 
     def add(self, request: int, units: int) -> None:
         sums, i = self._sums, request + 1
-        while i < len(sums):
+        end = len(sums)
+        while i < end:
             sums[i] += units
             i += i & -i
 

@@ -63,6 +63,8 @@ def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None])
             bad(BadRow(number, str(error), line.decode("utf-8", "replace").rstrip("\r\n")))
             continue
         rows += 1
+        if isinstance(row.timestamp, float):
+            found.time_unit_ns = 1
         first, last = min(first, row.timestamp), max(last, row.timestamp)
         if row.input_length % BLOCK_TOKENS:
             has_tail_id = len(row.hash_ids) > row.input_length // BLOCK_TOKENS

@@ -119,7 +119,7 @@ def test_stamps_that_would_mean_a_thousand_requests_a_millisecond_are_seconds() 
     rows, _, again = parse(lines, Detected(in_seconds=found.in_seconds))
 
     assert found.in_seconds and again.in_seconds
-    assert rows[1]["arrival_ns"] == 250_000_000
+    assert (rows[1]["arrival_ns"], again.time_unit_ns) == (250_000_000, 1)
     footer = footer_of(again)
     assert [json.loads(one)["timestamp"] for one in mooncake.write(rows, footer)] == [k * 0.25 for k in range(40)]
 
