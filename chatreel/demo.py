@@ -44,10 +44,11 @@ class Crowd:
     system_words: int = 700
     message_words: tuple[int, int] = (60, 700)
     answer_tokens: tuple[int, int] = (40, 120)
+    kv_tokens: int = 40_000  # of the simulated server: small, so that what one laptop can send fills it at 5x
 
 
-FULL = Crowd(users=64, arrive_within_s=18.0, turns=4, think_s=1.5)
-QUICK = Crowd(users=24, arrive_within_s=4.0, turns=2, think_s=0.8)
+FULL = Crowd(users=50, arrive_within_s=11.0, turns=4, think_s=1.0)
+QUICK = Crowd(users=20, arrive_within_s=2.5, turns=2, think_s=0.5, kv_tokens=20_000)
 
 
 def run_demo(folder: Path, quick: bool, seed: int, out: Console, err: Console) -> int:
@@ -63,8 +64,11 @@ def run_demo(folder: Path, quick: bool, seed: int, out: Console, err: Console) -
     def step(number: int, title: str) -> None:
         err.print(f"\n[bold]{number}/5 {title}[/bold]", highlight=False)
 
-    with _started(folder, "serve", "--preset", PRESET, "--port", "0") as server:
-        step(1, f"record: {crowd.users} people chat through the recorder with a simulated {PRESET} server")
+    with _started(folder, "serve", "--preset", PRESET, "--kv-tokens", str(crowd.kv_tokens), "--port", "0") as server:
+        step(
+            1,
+            f"record: {crowd.users} people chat through the recorder with a simulated server ({PRESET}, {crowd.kv_tokens} KV tokens)",
+        )
         with _started(folder, "record", "--upstream", server, "--port", "0", "-o", str(recording)) as proxy:
             asyncio.run(_chat(proxy, crowd, seed))
         step(2, "analyze: what the recording shows")

@@ -53,17 +53,23 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate_usage: float | None  # sum of cached_tokens / sum of prompt tokens over answered requests
     hit_rate_metrics: float | None  # server's counters over the point
     kv_capacity_tokens: int | None
-    kv_usage_p50: float | None
+    kv_usage_p50: float | None  # over the samples inside the steady window, like waiting_p50; maxima: whole point
     kv_usage_max: float | None
+    kv_full_share: float | None  # share of those samples with at least 95 % of the KV cache in use
     preemptions: int | None
     first_preemption_s: float | None
     running_max: float | None
     waiting_p50: float | None
     waiting_max: float | None
 
+    @property
+    def hit_rate_reported(self) -> float | None:
+        """What the server says: per answer if it does, else its counters."""
+        return self.hit_rate_usage if self.hit_rate_usage is not None else self.hit_rate_metrics
+
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One value per time bin for charts; null where nothing was seen in a bin. At most some 200 bins."""
+    """One value per time bin for charts; null where nothing was seen in a bin. At most 100 bins."""
 
     t_s: list[float]  # middle of the bin, since the start of the point
     offered_per_s: list[float]
@@ -71,12 +77,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     completed_per_s: list[float]
     failed_per_s: list[float]
     in_flight: list[float | None]
-    ttft_p50_ms: list[float | None]  # by planned time, schedule latency
+    ttft_p50_ms: list[float | None]  # by planned time, schedule latency; below 100 requests in a bin p99 is the slowest
     ttft_p99_ms: list[float | None]
     tpot_p50_ms: list[float | None]
     tpot_p99_ms: list[float | None]
     hit_rate: list[float | None]
-    kv_usage: list[float | None]
+    kv_usage: list[float | None]  # gauges: the highest in the bin
     running: list[float | None]
     waiting: list[float | None]
     preemptions: list[float | None]  # new ones in the bin
@@ -96,8 +102,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     not_sent: int
     duration_s: float  # first planned to last end
     window_s: tuple[float, float]  # steady window; warm-up and drain lie outside
-    offered_per_s: float
-    requests_per_s: float
+    offered_per_s: float  # planned / span of the plan
+    sent_per_s: float  # in the steady window, as the three below
+    requests_per_s: float  # answered
     input_tokens_per_s: float
     output_tokens_per_s: float
     input_tokens_exact_share: float | None  # server counted as many prompt tokens as planned
@@ -112,7 +119,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     client_loop_lag_p99_ms: float | None
     valid: bool  # False: the client was the limit, do not trust this point
     regime: Literal["flat", "knee", "wall", "invalid", "unknown"]
-    cause: str | None  # named cause when not flat: "KV full", "preemption onset", "queue growth", "hit-rate collapse", ...
+    cause: str | None  # named when not flat: "KV full", "preemptions", "queue growth", "hit-rate collapse", ... see knee.py
     notes: list[Note]
     series: Series
 

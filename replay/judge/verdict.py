@@ -12,7 +12,7 @@ from replay.outcome import Outcome, Sample
 
 Regime = Literal["flat", "knee", "wall", "invalid", "unknown"]
 KNEE_FACTOR = 2.0  # p99 TTFT or p50 TPOT grown so much against the lowest valid point
-WALL_SHARE = 0.9  # completed / offered in the window below this: throughput no longer follows the load
+WALL_SHARE = 0.9  # completed / due in the window below this share of the base point's: throughput no longer follows
 KV_FULL = 0.95
 HIT_RATE_FALL = 0.05
 
@@ -51,6 +51,7 @@ def judge_point(facts: Facts, outcomes: Sequence[Outcome], samples: Sequence[Sam
         duration_s=duration,
         window_s=window,
         offered_per_s=facts.planned / facts.planned_span_s if facts.planned_span_s else 0.0,
+        due_per_s=len(steady) / span,
         requests_per_s=len(finished) / span,
         input_tokens_per_s=sum(one.input_tokens or 0 for one in finished) / span,
         output_tokens_per_s=sum(one.output_tokens or 0 for one in finished) / span,
@@ -119,9 +120,9 @@ def _regime(point: Point, base: Point | None) -> dict[str, object]:
     if base is None or not point.completed or point.latency.ttft_schedule_ms is None:
         return {"regime": "unknown", "cause": None}
     ttft, tpot = _growth(point, base)
-    throughput_lags = point.requests_per_s < WALL_SHARE * min(point.offered_per_s, point.sent / max(point.duration_s, 1e-9))
+    throughput_lags = _kept_up(point) < WALL_SHARE * (1.0 if point is base else _kept_up(base))
     grows = ttft > KNEE_FACTOR or tpot > KNEE_FACTOR
-    is_overloaded = throughput_lags and (point.cache.waiting_max or 0) > 0
+    is_overloaded = throughput_lags and (point.cache.waiting_p50 or 0) >= 1  # a queue that stands, not one that comes and goes
     if point.scale == base.scale and not is_overloaded and not point.cache.preemptions:
         return {"regime": "flat", "cause": None}
     if is_overloaded and (grows or point.scale == base.scale):
@@ -129,6 +130,11 @@ def _regime(point: Point, base: Point | None) -> dict[str, object]:
     if grows or point.cache.preemptions:
         return {"regime": "knee", "cause": _cause(point, base)}
     return {"regime": "flat", "cause": None}
+
+
+def _kept_up(point: Point) -> float:
+    """Completed / due inside the steady window."""
+    return point.requests_per_s / point.due_per_s if point.due_per_s else 1.0
 
 
 def _growth(point: Point, base: Point) -> tuple[float, float]:
