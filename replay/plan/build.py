@@ -109,6 +109,8 @@ def _named_tails(tail_id: Ints, blocks: Blocks, answers: Blocks, input_tokens: I
 def _sessions(table: pa.Table, blocks: Blocks, answers: Blocks, block_tokens: int) -> tuple[Ints, Ints, Ints, Ints]:
     """(parent, leading tokens shared with parent's prompt + answer, session, turn) per request; -1 where none."""
     recorded = column(table, "session_id").tolist()
+    input_tokens = column(table, "input_tokens")
+    lengths = input_tokens + column(table, "output_tokens")
     count = len(recorded)
     parent = np.full(count, -1, dtype=np.int64)
     shared = np.zeros(count, dtype=np.int64)
@@ -126,7 +128,10 @@ def _sessions(table: pa.Table, blocks: Blocks, answers: Blocks, block_tokens: in
         parent[i] = before
         turn[i] = turn[before] + 1
         path = np.concatenate([blocks[before], answers[before]])
-        shared[i] = _common(path, blocks[i]) * block_tokens
+        common = _common(path, blocks[i])
+        # A prompt that carries on all full blocks of the turn before carries on its last few tokens as well.
+        is_whole = common == len(path) == lengths[before] // block_tokens and lengths[before] < input_tokens[i]
+        shared[i] = lengths[before] if is_whole else common * block_tokens
     return parent, shared, session, turn
 
 

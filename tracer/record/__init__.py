@@ -10,3 +10,24 @@ writer.py      crash-safe segments; a full disk stops writing, never traffic
 compactor.py   segments -> trace file
 recording.py   what the command and tests call
 """
+
+from tracer.record.compactor import CompactResult, compact
+from tracer.record.recording import (
+    RecordConfig,
+    RecorderProcess,
+    RecordResult,
+    RecordStats,
+    record,
+    start_recorder,
+)
+
+__all__ = [
+    "CompactResult",
+    "RecordConfig",
+    "RecordResult",
+    "RecordStats",
+    "RecorderProcess",
+    "compact",
+    "record",
+    "start_recorder",
+]

@@ -3,10 +3,8 @@
 Memory: 32 bytes per row, one dictionary entry per distinct block, and the linker's bounded tables; rows stay on disk.
 """
 
-import fcntl
 import os
 import shutil
-import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +19,12 @@ from tracer.blocks import DenseIds
 from tracer.errors import TraceError
 from tracer.record.messages import Begun, Header, Row, Totals
 from tracer.record.privacy import DIGEST_BYTES
-from tracer.record.worker import LOCK_NAME
-from tracer.record.writer import SegmentReader, read_record, segment_paths
+from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths
 from tracer.schema import COLUMNS, Footer, HashScheme, Request
 from tracer.sessions import SessionLinker, Turn
 from tracer.tracefile import TraceWriter
 
-LOCK_WAIT_S = 10.0
+LOCK_WAIT_S = 10.0  # a recorder that was killed leaves a worker that still writes for a moment
 _OPEN_FILES = 16
 _NAMES = {name for name, _, _ in COLUMNS}
 
@@ -84,7 +81,7 @@ def compact(
     path = Path(out) if out is not None else folder.with_suffix(".parquet")
     if path.exists():
         raise TraceError("this trace exists already", path=str(path), next_step="Choose another -o path")
-    lock = _lock(folder)
+    lock = lock_folder(folder, LOCK_WAIT_S)
     try:
         result = _compact(folder, path, counts or {})
     finally:
@@ -234,18 +231,3 @@ class _Files:
                 self._open.pop(next(iter(self._open))).close()
             self._open[number] = open(self._paths[number], "rb")
         return self._open[number]
-
-
-def _lock(folder: Path) -> int:
-    """A recorder that was killed leaves a worker that still writes for a moment, so wait a little."""
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    deadline = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise TraceError("this recording still runs", path=str(folder), next_step="Stop the recorder first") from None
-            time.sleep(0.1)

@@ -4,7 +4,6 @@ It ends when told to, or when the proxy is gone (end of file on the socket); eit
 Run as `python -m tracer.record.worker FD`.
 """
 
-import fcntl
 import os
 import resource
 import select
@@ -27,7 +26,6 @@ from tracer.record.messages import (
     Ended,
     Header,
     Report,
-    Row,
     Started,
     Stop,
     Totals,
@@ -36,11 +34,10 @@ from tracer.record.messages import (
 )
 from tracer.record.privacy import Hasher, load_key
 from tracer.record.rows import Pending, RowBuilder
-from tracer.record.writer import SegmentWriter
+from tracer.record.writer import SegmentWriter, lock_folder
 from tracer.schema import BASE_BLOCK_TOKENS
 from tracer.tokens import load_tokenizer
 
-LOCK_NAME = "lock"
 TICK_S = 0.25
 REPORT_NS = 500_000_000
 
@@ -140,7 +137,7 @@ def serve(connection: socket.socket) -> None:
         waiting = frames.feed(data)
     config = msgspec.msgpack.decode(waiting.pop(0), type=WorkerConfig)
     try:
-        lock = _lock(Path(config.folder))
+        lock = lock_folder(Path(config.folder), wait_s=0)
         worker = build(config, time.monotonic_ns())
     except (TraceError, OSError) as error:
         connection.sendall(framed(Report(failed=str(error))))
@@ -194,17 +191,6 @@ def _tell(connection: socket.socket, report: Report) -> None:
         connection.send(framed(report), socket.MSG_DONTWAIT)
     except OSError:
         pass  # the proxy is gone, or too busy to read; the next report says it again
-
-
-def _lock(folder: Path) -> int:
-    """Held while this process lives, so that nobody compacts a recording that still grows."""
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise TraceError("another recording writes here", path=str(folder)) from None
-    return descriptor
 
 
 def main() -> None:

@@ -7,12 +7,16 @@
 A disk that fails stops the writing, never the caller: records wait in bounded memory, what does not fit is counted.
 """
 
+import fcntl
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from tracer.errors import TraceError
 
 MAGIC = b"CHATREEL1\n"
 MAX_PAYLOAD_BYTES = 256 << 20
@@ -184,3 +188,18 @@ def read_record(file: BinaryIO, available: int = MAX_PAYLOAD_BYTES + _HEAD.size)
         return None
     payload = file.read(length)
     return payload if len(payload) == length and zlib.crc32(payload) == crc else None
+
+
+def lock_folder(folder: Path, wait_s: float) -> int:
+    """Descriptor of a lock that lives as long as it is open: one writer, and no compaction while it writes."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise TraceError("this recording still runs", path=str(folder), next_step="Stop the recorder first") from None
+            time.sleep(0.1)

@@ -1,0 +1,260 @@
+"""mitmproxy, embedded: forward every byte as it comes, and tell the channel what went by.
+
+The only file that imports mitmproxy, and lazily: importing this module costs nothing. Whatever fails in here is counted
+and the traffic goes on.
+"""
+
+import asyncio
+import os
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from tracer.errors import TraceError
+from tracer.record.exchange import Exchange, ExchangeFacts
+from tracer.record.messages import Ended, Started
+from tracer.wire.openai import CHAT, COMPLETIONS
+
+if TYPE_CHECKING:
+    from mitmproxy.http import HTTPFlow
+    from mitmproxy.master import Master
+
+SESSION_HEADER = "x-session-id"
+CREDENTIAL_HEADERS = ("authorization", "x-api-key", "api-key")
+SILENCE_S = 3600  # a long queue or prefill sends nothing; mitmproxy's default cuts after 600 s
+BACKLOG = 1024
+LAST_WRITE_S = 0.2  # the end-of-body marker goes out after the hook that tells us of the end
+
+
+class Sink(Protocol):
+    def started(self, message: Started) -> None: ...
+    def ended(self, message: Ended) -> None: ...
+
+
+@dataclass(slots=True)
+class _Live:
+    number: int
+    arrival_ns: int
+    endpoint: str
+    exchange: Exchange
+
+
+@dataclass(slots=True)
+class RecorderAddon:
+    """Hooks. `now_ns` counts from the start of the recording."""
+
+    sink: Sink
+    now_ns: Callable[[], int]
+    path_prefix: str = ""  # of the upstream's URL
+    counts: Counter[str] = field(default_factory=Counter)
+    seen: int = 0  # requests of the recorded endpoints
+    under_way: set[str] = field(default_factory=set)  # flow ids, of all endpoints
+    _live: dict[str, _Live] = field(default_factory=dict)
+
+    def requestheaders(self, flow: "HTTPFlow") -> None:
+        self.under_way.add(flow.id)
+        endpoint = _endpoint(flow.request.method, flow.request.path)
+        if self.path_prefix:
+            flow.request.path = self.path_prefix + flow.request.path
+        if endpoint is None:
+            self.counts["passed_through"] += 1
+            return
+        self.seen += 1
+        now_ns = self.now_ns()
+        self._live[flow.id] = _Live(self.seen, now_ns, endpoint, Exchange(now_ns))
+
+    def request(self, flow: "HTTPFlow") -> None:
+        live = self._live.get(flow.id)
+        if live is None:
+            return
+        try:
+            self._start(flow, live)
+        except Exception:
+            self.counts["hook_failures"] += 1
+
+    def responseheaders(self, flow: "HTTPFlow") -> None:
+        if flow.response is None or flow.response.status_code == 101:
+            return
+        live = self._live.get(flow.id)
+        if live is None:
+            flow.response.stream = True
+            return
+        flow.response.stream = self._forward(live.exchange)
+        try:
+            headers = flow.response.headers
+            live.exchange.answered(
+                flow.response.status_code, headers.get("content-type", ""), headers.get("content-encoding", "")
+            )
+        except Exception:
+            self.counts["hook_failures"] += 1
+
+    def response(self, flow: "HTTPFlow") -> None:
+        self._end(flow, lambda live: live.exchange.ended(self.now_ns()))
+
+    def error(self, flow: "HTTPFlow") -> None:
+        self._end(flow, lambda live: _break(live.exchange, flow, self.now_ns()))
+
+    def _start(self, flow: "HTTPFlow", live: _Live) -> None:
+        headers, body = flow.request.headers, flow.request.raw_content or b""
+        live.exchange.dispatched(self.now_ns(), len(body))
+        credentials = (headers.get(name) for name in CREDENTIAL_HEADERS)
+        self.sink.started(
+            Started(
+                flow=live.number,
+                arrival_ns=live.arrival_ns,
+                endpoint=live.endpoint,
+                body=body,
+                encoding=headers.get("content-encoding", ""),
+                credential=next((value.encode() for value in credentials if value), b""),
+                session_header=headers.get(SESSION_HEADER, "").encode(),
+            )
+        )
+
+    def _forward(self, exchange: Exchange) -> Callable[[bytes], bytes]:
+        """mitmproxy drops a chunk whose callable raises, and ends the body at an empty one: so neither ever happens.
+
+        It calls with b"" once, at the end.
+        """
+
+        def forward(data: bytes) -> bytes:
+            if data:
+                try:
+                    exchange.received(self.now_ns(), data)
+                except Exception:
+                    self.counts["hook_failures"] += 1
+            return data
+
+        return forward
+
+    def _end(self, flow: "HTTPFlow", finish: Callable[[_Live], ExchangeFacts]) -> None:
+        self.under_way.discard(flow.id)
+        live = self._live.pop(flow.id, None)
+        if live is None:
+            return
+        try:
+            facts = finish(live)
+            self.sink.ended(Ended(flow=live.number, arrival_ns=live.arrival_ns, endpoint=live.endpoint, facts=facts))
+        except Exception:
+            self.counts["hook_failures"] += 1
+
+
+def _endpoint(method: str, path: str) -> str | None:
+    path = path.partition("?")[0].rstrip("/")
+    return next((one for one in (CHAT, COMPLETIONS) if method == "POST" and path.endswith(one)), None)
+
+
+def _break(exchange: Exchange, flow: "HTTPFlow", now_ns: int) -> ExchangeFacts:
+    if flow.error is not None and "Client disconnected" in flow.error.msg:
+        return exchange.broke(now_ns, "client_abort")
+    if flow.response is not None:
+        return exchange.broke(now_ns, "connection_lost")
+    exchange.answered(502)  # what mitmproxy tells the client
+    return exchange.broke(now_ns, "connection_lost" if flow.server_conn.timestamp_tcp_setup else "connect")
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    origin: str  # scheme://host:port
+    path_prefix: str
+
+    @property
+    def name(self) -> str:
+        return self.origin.partition("://")[2]
+
+
+def parse_upstream(url: str) -> Upstream:
+    """A closing `/v1` is dropped, since clients send it themselves; another path is put before theirs."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username or parts.query:
+        raise TraceError("not an upstream", seen=repr(_without_secrets(url)), wanted="http(s)://host[:port][/path]")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    port = port or (443 if parts.scheme == "https" else 80)
+    return Upstream(f"{parts.scheme}://{host}:{port}", parts.path.rstrip("/").removesuffix("/v1"))
+
+
+def _without_secrets(url: str) -> str:
+    return url.rpartition("@")[2].partition("?")[0]
+
+
+class Proxy:
+    """A running reverse proxy to one upstream. `await start()`, then `await stop(...)` once."""
+
+    def __init__(self, upstream: Upstream, host: str, port: int, addon: RecorderAddon) -> None:
+        self._upstream = upstream
+        self._host, self._port = host, port
+        self._addon = addon
+        self._master: Master | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="chatreel-ca-")  # 0700; never the user's own CA folder
+
+    async def start(self) -> str:
+        """Returns the URL to send requests to."""
+        from mitmproxy import options
+        from mitmproxy.addons import block, core, disable_h2c, next_layer, proxyserver, tlsconfig
+        from mitmproxy.master import Master
+
+        master = Master(
+            options.Options(
+                mode=[f"reverse:{self._upstream.origin}"],
+                listen_host=self._host,
+                listen_port=self._port,
+                confdir=self._folder.name,
+            )
+        )
+        server = proxyserver.Proxyserver()
+        # The whole default set costs as much as the proxy itself; Block refuses clients with public addresses.
+        others = (core.Core(), block.Block(), disable_h2c.DisableH2C(), next_layer.NextLayer(), tlsconfig.TlsConfig())
+        master.addons.add(*others, server, self._addon)
+        # Lazy: a dead upstream is a 502 and an `error` hook; with eager the client gets a reset and we hear nothing.
+        master.options.update(connection_strategy="lazy", tcp_timeout=SILENCE_S, websocket=False)
+        self._master = master
+        running = asyncio.Event()
+        master.addons.add(_Running(running))
+        self._task = asyncio.create_task(master.run())
+        await running.wait()
+        addresses = server.listen_addrs()
+        if not addresses:
+            await self.stop(0)
+            raise TraceError("cannot listen here", seen=f"{self._host}:{self._port}", next_step="Choose another --port or --host")
+        for instance in server.servers:
+            _widen_backlog(instance)
+        host, port = addresses[0][:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self, drain_s: float) -> None:
+        """Close the port, let requests under way end until the deadline, then cut what is left."""
+        assert self._master is not None and self._task is not None
+        self._master.options.update(server=False)
+        deadline = time.monotonic() + drain_s
+        while self._addon.under_way and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if drain_s > 0:
+            await asyncio.sleep(LAST_WRITE_S)
+        self._master.shutdown()
+        await self._task
+        self._folder.cleanup()
+
+
+@dataclass(slots=True)
+class _Running:
+    event: asyncio.Event
+
+    def running(self) -> None:
+        self.event.set()
+
+
+def _widen_backlog(instance: object) -> None:
+    """asyncio listens with a backlog of 100: a burst of new connections would wait for SYN retries of a second."""
+    for server in getattr(instance, "_servers", ()):
+        for listening in getattr(server, "sockets", ()):
+            with socket.socket(fileno=os.dup(listening.fileno())) as copy:
+                copy.listen(BACKLOG)
