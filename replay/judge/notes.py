@@ -1,7 +1,11 @@
-"""Warnings as values: what was seen, why it matters, what to do. Pure."""
+"""Warnings as values: what was seen, why it matters, what to do. Pure; all of them are here."""
 
-from replay.judge.metrics import Facts
-from replay.judge.summary import Cache, Latency, Note, Percentiles
+from collections import Counter
+from collections.abc import Sequence
+
+from replay.judge.metrics import Facts, last_value
+from replay.judge.summary import Cache, Latency, Note, Percentiles, Point
+from replay.outcome import Outcome, Sample
 
 HIT_RATE_GAP = 0.02
 LATE_MS = 10.0
@@ -9,6 +13,10 @@ LATE_SHARE_OF_TTFT = 0.1
 LOOP_LAG_P99_MS = 50.0
 CPU_SHARE = 0.95
 SMALL_SAMPLE = 100
+EXACT_SHARE = 0.999
+OTHER_TRAFFIC_SHARE = 0.05
+LOAD_SHARE = 0.9
+ERROR_TEXTS = 2
 
 
 def client_limits(
@@ -23,13 +31,15 @@ def client_limits(
     notes = []
     ttft = latency.ttft_service_ms
     allowed_ms = max(LATE_MS, LATE_SHARE_OF_TTFT * ttft.p50 if ttft else 0.0)
-    if late is not None and (late.p99 if late.count >= SMALL_SAMPLE else late.p90) > allowed_ms:
+    less_load = "give the client its own cores or another machine, or lower --scale"
+    if late is not None and tail(late) > allowed_ms:
+        name = "p99" if late.count >= SMALL_SAMPLE else "p90"
         notes.append(
             Note(
                 kind="client_late",
-                seen=f"requests went out late: p99 {late.p99:.1f} ms (limit {allowed_ms:.1f} ms), worst {late.max:.1f} ms",
+                seen=f"requests went out late: {name} {tail(late):.1f} ms (limit {allowed_ms:.1f} ms), worst {late.max:.1f} ms",
                 why="the offered load was not the planned one, and waiting in the client looks like a slow server",
-                action="give the client its own cores or another machine, or lower --scale",
+                action=less_load,
             )
         )
     if loop_lag_p99_ms is not None and loop_lag_p99_ms > max(LOOP_LAG_P99_MS, allowed_ms):
@@ -38,7 +48,7 @@ def client_limits(
                 kind="client_stalled",
                 seen=f"the client's event loop stalled: worst delay per quarter second, p99 {loop_lag_p99_ms:.0f} ms",
                 why="tokens are stamped late, so TTFT and ITL include the client's own delay",
-                action="give the client its own cores or another machine, or lower --scale",
+                action=less_load,
             )
         )
     if cpu_share is not None and cpu_share > CPU_SHARE:
@@ -53,10 +63,80 @@ def client_limits(
     return notes
 
 
-def cache_notes(cache: Cache, facts: Facts, prompt_exact: float | None, has_metrics: bool) -> list[Note]:
+def tail(figures: Percentiles) -> float:
+    """p99, or p90 below 100 values, where p99 is a single one."""
+    return figures.p99 if figures.count >= SMALL_SAMPLE else figures.p90
+
+
+def run_notes(facts: Facts, outcomes: Sequence[Outcome]) -> list[Note]:
+    """What went another way than planned."""
     notes = []
-    reported = cache.hit_rate_usage if cache.hit_rate_usage is not None else cache.hit_rate_metrics
-    predicted = cache.hit_rate_predicted
+    missing = facts.planned - len(outcomes)
+    if facts.stopped is not None or missing > 0:
+        reason = facts.stopped or "the run ended before it was done"
+        notes.append(
+            Note(
+                kind="stopped_early",
+                seen=f"cut short, {reason}: {missing} of {facts.planned} requests have no outcome",
+                why="the figures cover only what had ended by then, and the slowest had not",
+                action="look at the server's log, then replay this scale again",
+            )
+        )
+    failed = [one for one in outcomes if one.error_kind is not None]
+    if failed:
+        kinds = Counter(str(one.error_kind) for one in failed)
+        texts = Counter(one.error_text for one in failed if one.error_text).most_common(ERROR_TEXTS)
+        said = "; ".join(f"{count}x {' '.join(text.split())}" for text, count in texts)
+        notes.append(
+            Note(
+                kind="errors",
+                seen=f"requests failed: {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"
+                + (f" ({said})" if said else ""),
+                why="latency figures cover only the requests that were answered; each failure is a missed SLO",
+                action="see error_text in the outcomes file",
+            )
+        )
+    later = [one for one in outcomes if one.answer_spliced is not None]
+    made_up = sum(one.answer_spliced is False for one in later)
+    if facts.answers_reused is False and facts.later_turns:
+        notes.append(
+            Note(
+                kind="answers_not_reused",
+                seen="later turns carry made-up answers: the server does not return token ids",
+                why="a real conversation finds its last answer in the cache, this one does not; the prediction accounts for it",
+                action="use a server that honours return_token_ids (vLLM)",
+            )
+        )
+    elif made_up:
+        notes.append(
+            Note(
+                kind="answers_not_spliced",
+                seen=f"{made_up} of {len(later)} later turns carry a made-up answer: the real one failed or was not whole",
+                why="these turns miss their last answer in the cache, which the prediction does not know",
+                action="see the failed requests",
+            )
+        )
+    return notes
+
+
+def load_notes(point: Point, later_turns: int) -> list[Note]:
+    """Closed loops hide load: a slow server is asked less."""
+    if not later_turns or point.sent_per_s is None or point.sent_per_s >= LOAD_SHARE * point.offered_per_s:
+        return []
+    return [
+        Note(
+            kind="load_not_reached",
+            seen=f"{point.sent_per_s:.2f} requests/s went out where the plan has {point.offered_per_s:.2f}; "
+            f"{point.late_turns} of {later_turns} later turns waited for a slower answer than recorded",
+            why="users who wait send less: latency at the planned load would be higher",
+            action="compare throughput with the offered load before comparing latencies",
+        )
+    ]
+
+
+def cache_notes(cache: Cache, has_metrics: bool) -> list[Note]:
+    notes = []
+    reported, predicted = cache.hit_rate_reported, cache.hit_rate_predicted
     if reported is not None and predicted is not None and abs(reported - predicted) > HIT_RATE_GAP:
         notes.append(
             Note(
@@ -64,6 +144,16 @@ def cache_notes(cache: Cache, facts: Facts, prompt_exact: float | None, has_metr
                 seen=f"the server reports a prefix hit rate of {reported:.1%}, an LRU of its size gives {predicted:.1%}",
                 why="another eviction rule, a router in front, blocks pinned by running requests, or a broken shared prefix",
                 action="check the server's cache settings, and that nothing on the way changes prompts (template, BOS, router)",
+            )
+        )
+    usage, counters = cache.hit_rate_usage, cache.hit_rate_metrics
+    if usage is not None and counters is not None and abs(usage - counters) > HIT_RATE_GAP:
+        notes.append(
+            Note(
+                kind="hit_rates_differ",
+                seen=f"usage says a prefix hit rate of {usage:.1%}, the server's counters say {counters:.1%}",
+                why="counters see every client of the server, and on some versions count preempted requests again",
+                action="give the server no other traffic; trust usage",
             )
         )
     if reported is None:
@@ -93,7 +183,20 @@ def cache_notes(cache: Cache, facts: Facts, prompt_exact: float | None, has_metr
                 action="give --metrics-url",
             )
         )
-    if prompt_exact is not None and prompt_exact < 0.999:
+    return notes
+
+
+def count_notes(
+    facts: Facts,
+    outcomes: Sequence[Outcome],
+    samples: Sequence[Sample],
+    prompt_exact: float | None,
+    output_exact: float | None,
+) -> list[Note]:
+    """Are the tokens those of the trace, and who counted them?"""
+    notes = []
+    done = [one for one in outcomes if one.error_kind is None]
+    if prompt_exact is not None and prompt_exact < EXACT_SHARE:
         notes.append(
             Note(
                 kind="prompt_tokens_differ",
@@ -102,13 +205,34 @@ def cache_notes(cache: Cache, facts: Facts, prompt_exact: float | None, has_metr
                 action="use --prompt-mode ids, or give the server's tokenizer with --tokenizer",
             )
         )
-    if facts.later_turns and not facts.answers_reused:
+    if output_exact is not None and output_exact < EXACT_SHARE:
         notes.append(
             Note(
-                kind="answers_not_reused",
-                seen="later turns carry made-up answers: the server does not return token ids",
-                why="a real conversation finds its last answer in the cache, this one does not; the prediction accounts for it",
-                action="use a server that honours return_token_ids (vLLM)",
+                kind="output_tokens_differ",
+                seen=f"the server wrote the planned number of tokens in only {output_exact:.1%} of requests",
+                why="other answer lengths mean another load and other KV use than the trace has",
+                action="check that the server honours min_tokens and ignore_eos, and its context limit",
+            )
+        )
+    by_chunk = sum(one.token_count_source != "usage" for one in done)
+    if by_chunk:
+        notes.append(
+            Note(
+                kind="usage_missing",
+                seen=f"{by_chunk} of {len(done)} answers carry no usage: their tokens are counted as chunks",
+                why="a chunk may hold several tokens, so token rates read too low and TPOT too high",
+                action="use a server that honours stream_options.include_usage",
+            )
+        )
+    counted, sent = last_value(samples, "prompt_tokens"), sum(one.input_tokens or 0 for one in done)
+    all_answered = len(done) == facts.planned and not by_chunk
+    if counted is not None and all_answered and counted > (1 + OTHER_TRAFFIC_SHARE) * sent:
+        notes.append(
+            Note(
+                kind="other_traffic",
+                seen=f"the server counted {counted:.0f} prompt tokens, this client sent {sent}",
+                why="somebody else used the server: its cache, queue and counters are not this run's alone",
+                action="replay against a server of your own",
             )
         )
     return notes
@@ -120,8 +244,21 @@ def sample_notes(completed: int) -> list[Note]:
     return [
         Note(
             kind="few_requests",
-            seen=f"{completed} requests in the steady window",
+            seen=f"{completed} requests answered in the steady window",
             why="below 100 the p99 is simply the slowest one",
             action="replay more of the trace",
         )
     ]
+
+
+def plan_note(text: str) -> Note:
+    return Note(kind="plan", seen=text, why="the run differs from the trace as recorded", action="see docs/metrics.md")
+
+
+def torn_note(lines: int) -> Note:
+    return Note(
+        kind="torn",
+        seen=f"{lines} torn lines in the run folder were left out",
+        why="the run was killed while writing; what they held is not in the figures",
+        action="nothing: the rest is whole",
+    )

@@ -94,7 +94,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     scale: float
     by: Literal["users", "time"]
-    seed: int
+    seed: int | None
     planned: int
     sent: int
     completed: int
@@ -103,7 +103,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float  # first planned to last end
     window_s: tuple[float, float]  # steady window; warm-up and drain lie outside
     offered_per_s: float  # planned / span of the plan
-    sent_per_s: float  # in the steady window, as the three below
+    sent_per_s: float | None  # in the steady window, as the three below; null: a killed run, its last requests left no trace
     requests_per_s: float  # answered
     input_tokens_per_s: float
     output_tokens_per_s: float
@@ -115,7 +115,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     goodput_per_s: float | None
     attainment: float | None  # met / sent in window; errors are misses
     cache: Cache
-    client_cpu_share_max: float | None
+    client_cpu_share_busy: float | None  # of one core: median over the busiest tenth of the samples
     client_loop_lag_p99_ms: float | None
     valid: bool  # False: the client was the limit, do not trust this point
     regime: Literal["flat", "knee", "wall", "invalid", "unknown"]
@@ -132,7 +132,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     server: str  # what answered: engine and model as far as known
     prompt_mode: str
-    seed: int
+    seed: int | None
     started_utc: str
     slos: list[Slo]
     headline: list[str]

@@ -1,66 +1,74 @@
-"""A run folder back into values, then judged. Torn last lines (a killed run) are left out and said."""
+"""A run folder back into values, then judged. Torn lines (a killed run) are left out and said."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from replay.errors import PlanError
+from replay.judge.headline import headline
+from replay.judge.knee import with_regimes
 from replay.judge.metrics import Facts
-from replay.judge.summary import Note, Slo, Summary
-from replay.judge.verdict import headline, judge_point, judge_points
+from replay.judge.notes import plan_note, torn_note
+from replay.judge.summary import Slo, Summary
+from replay.judge.verdict import judge_point
 from replay.outcome import Outcome, Sample
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json, as far as a report needs it."""
+
+    schema_version: int
+    trace: str
+    target: str
+    model: str
+    prompt_mode: str
+    seed: int
+    started_utc: str
+    notes: list[str] = []
+    points: list[Facts]
 
 
 def judge_run(run_dir: Path, slos: Sequence[Slo] = ()) -> Summary:
     """Judge every point of a run folder. Raises PlanError if it is none."""
-    path = run_dir / "run.json"
-    try:
-        manifest: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError as error:
-        raise PlanError(
-            "not a run folder", path=str(run_dir), wanted="run.json in it", next_step="Use the folder of a replay"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise PlanError("cannot be read", path=str(path), seen=str(error)) from error
+    manifest = _manifest(run_dir)
     points, torn = [], 0
-    for raw in manifest["points"]:
-        facts = msgspec.convert(raw, Facts)
+    for facts in manifest.points:
         stem = run_dir / f"point-{facts.index}"
-        outcomes, lost = _lines(Path(f"{stem}.outcomes.jsonl"), Outcome)
-        samples, _ = _lines(Path(f"{stem}.samples.jsonl"), Sample)
-        torn += lost
+        outcomes, torn_outcomes = _rows(Path(f"{stem}.outcomes.jsonl"), Outcome)
+        samples, torn_samples = _rows(Path(f"{stem}.samples.jsonl"), Sample)
+        torn += torn_outcomes + torn_samples
         points.append(judge_point(facts, outcomes, samples, slos))
-    points = judge_points(points)
-    notes = [
-        Note(kind="plan", seen=text, why="the run differs from the trace as recorded", action="see docs/metrics.md")
-        for text in manifest.get("notes", ())
-    ]
-    if torn:
-        notes.append(
-            Note(
-                kind="torn",
-                seen=f"{torn} torn lines",
-                why="the run was killed while writing",
-                action="none: the rest is whole",
-            )
-        )
+    points = with_regimes(points)
     return Summary(
-        trace=manifest["trace"],
-        target=manifest["target"],
-        server=manifest["model"],
-        prompt_mode=manifest["prompt_mode"],
-        seed=manifest["seed"],
-        started_utc=manifest["started_utc"],
+        trace=manifest.trace,
+        target=manifest.target,
+        server=manifest.model,
+        prompt_mode=manifest.prompt_mode,
+        seed=manifest.seed,
+        started_utc=manifest.started_utc,
         slos=list(slos),
         headline=headline(points),
         points=points,
-        notes=notes,
+        notes=[*map(plan_note, manifest.notes), *([torn_note(torn)] if torn else [])],
     )
 
 
-def _lines[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
+def _manifest(run_dir: Path) -> Manifest:
+    path = run_dir / "run.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise PlanError(
+            "not a run folder", path=str(run_dir), wanted="run.json in it", next_step="Use the folder of a replay"
+        ) from error
+    except msgspec.DecodeError as error:  # ValidationError is one
+        raise PlanError(
+            "cannot be read", path=str(path), seen=str(error), wanted="what chatreel replay writes", next_step="Replay again"
+        ) from error
+
+
+def _rows[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
     decode = msgspec.json.Decoder(kind).decode
     rows, torn = [], 0
     try:

@@ -1,76 +1,139 @@
-"""The summary in a terminal: what was found, a table of points, notes."""
+"""The summary in a terminal: what was found, tables of points, notes. Readable at 100 columns and without colour."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
-from replay.judge.summary import Percentiles, Point, Summary
-from replay.judge.verdict import reported_hit_rate
+from replay.judge.summary import Note, Percentiles, Point, Summary
+
+LABEL_WIDTH, CELL_WIDTH = 34, 18  # columns: how many scales fit side by side
+VERDICT_STYLES = {"flat": "green", "knee": "yellow", "wall": "red", "INVALID": "bold red"}
+
+type Cells = list[str]
+type Section = list[tuple[str, Cells]]
 
 
 def print_summary(summary: Summary, console: Console) -> None:
     console.print()
     for line in summary.headline:
-        console.print(f"[bold]{escape(line)}[/bold]")
-    console.print()
-    console.print(_table(summary))
-    for note in _notes(summary):
-        console.print(note)
+        console.print(f"[bold]{escape(printable(line))}[/bold]", highlight=False)
+    fit = max(1, (console.width - LABEL_WIDTH) // CELL_WIDTH)
+    for start in range(0, len(summary.points), fit):
+        console.print()
+        console.print(_table(summary.points[start : start + fit], labels(summary.points)[start : start + fit]))
+    notes = grouped_notes(summary)
+    if notes:
+        console.print()
+    for where, note in notes:
+        text = f"[yellow]note[/yellow] {escape(where)}: {escape(printable(note.seen))}."
+        console.print(text, highlight=False)
+        console.print(
+            Padding(f"[dim]{escape(note.action[:1].upper() + note.action[1:])}.[/dim]", (0, 0, 0, 5), expand=False),
+            highlight=False,
+        )
 
 
-def _table(summary: Summary) -> Table:
+def labels(points: Sequence[Point]) -> list[str]:
+    """`5x`; a scale that was run twice also says which run it is."""
+    scales = [one.scale for one in points]
+    return [f"{one.scale:g}x" + (f" #{one.index}" if scales.count(one.scale) > 1 else "") for one in points]
+
+
+def _table(points: Sequence[Point], names: list[str]) -> Table:
     """Points side by side: figures down, scales across."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"by {summary.points[0].by}" if summary.points else "")
-    for one in summary.points:
-        table.add_column(f"{one.scale:g}x", justify="right")
-    for label, cells in figure_rows(summary.points):
-        table.add_row(label, *cells)
+    table.add_column(f"by {points[0].by}")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, section in enumerate(figures(points)):
+        if number:
+            table.add_section()
+            table.add_row()
+        for label, cells in section:
+            table.add_row(label, *(_styled(cell) for cell in cells))
     return table
 
 
-def figure_rows(points: list[Point]) -> list[tuple[str, list[str]]]:
-    """(label, one cell per point): the table of every report."""
+def _styled(cell: str) -> str:
+    style = VERDICT_STYLES.get(cell)
+    return f"[{style}]{cell}[/{style}]" if style else cell
 
-    def each(value: Callable[[Point], str]) -> list[str]:
-        return [value(one) for one in points]
 
-    return [
-        ("offered, requests/s", each(lambda p: f"{p.offered_per_s:.2f}")),
-        ("completed, requests/s", each(lambda p: f"{p.requests_per_s:.2f}")),
-        ("sent / failed / not sent", each(lambda p: f"{p.sent} / {sum(p.errors.values())} / {p.not_sent}")),
-        ("TTFT p50 / p99, ms", each(lambda p: _pair(p.latency.ttft_schedule_ms))),
-        ("TPOT p50 / p99, ms", each(lambda p: _pair(p.latency.tpot_ms))),
-        ("ITL p50 / p99, ms", each(lambda p: _pair(p.latency.itl_ms))),
-        ("E2E p50 / p99, ms", each(lambda p: _pair(p.latency.e2e_schedule_ms))),
-        ("output tokens/s", each(lambda p: f"{p.output_tokens_per_s:.0f}")),
-        ("prefix hit rate, predicted", each(lambda p: _share(p.cache.hit_rate_predicted))),
-        ("prefix hit rate, reported", each(lambda p: _share(reported_hit_rate(p)))),
-        ("KV usage p50 / max", each(lambda p: f"{_share(p.cache.kv_usage_p50)} / {_share(p.cache.kv_usage_max)}")),
-        ("preemptions", each(lambda p: _number(p.cache.preemptions))),
-        ("waiting max / running max", each(lambda p: f"{_number(p.cache.waiting_max)} / {_number(p.cache.running_max)}")),
-        ("goodput, requests/s (attained)", each(_goodput)),
-        ("lateness p50 / p99, ms", each(lambda p: _pair(p.lateness_ms))),
-        ("verdict", each(lambda p: p.regime if p.valid else "INVALID")),
+def figures(points: Sequence[Point]) -> list[Section]:
+    """(label, one cell per point) in sections: load, latency, cache, client. The table of every report."""
+
+    def row(label: str, value: Callable[[Point], str]) -> tuple[str, Cells]:
+        return label, [value(one) for one in points]
+
+    load = [
+        row("verdict", lambda p: p.regime if p.valid else "INVALID"),
+        row("offered / sent, requests/s", lambda p: f"{p.offered_per_s:.2f} / {_rate(p.sent_per_s)}"),
+        row("answered, requests/s", lambda p: f"{p.requests_per_s:.2f}"),
+        row("input / output, tokens/s", lambda p: f"{p.input_tokens_per_s:.0f} / {p.output_tokens_per_s:.0f}"),
+        row("planned / answered", lambda p: f"{p.planned} / {p.completed}"),
+        row("failed / not sent", lambda p: f"{sum(p.errors.values())} / {p.not_sent}"),
     ]
+    latency = [
+        row("TTFT p50 / p99, ms", lambda p: _pair(p.latency.ttft_schedule_ms)),
+        row("TTFT from sending, p50 / p99, ms", lambda p: _pair(p.latency.ttft_service_ms)),
+        row("TPOT p50 / p99, ms", lambda p: _pair(p.latency.tpot_ms)),
+        row("ITL p50 / p99, ms", lambda p: _pair(p.latency.itl_ms))
+        if any(p.latency.itl_ms for p in points)
+        else row("chunk gap p50 / p99, ms", lambda p: _pair(p.latency.chunk_gap_ms)),
+        row("E2E p50 / p99, ms", lambda p: _pair(p.latency.e2e_schedule_ms)),
+    ]
+    if any(p.goodput_per_s is not None for p in points):
+        latency.append(row("goodput, requests/s (SLO met)", _goodput))
+    cache = [
+        row("prefix hit rate, predicted", lambda p: _share(p.cache.hit_rate_predicted)),
+        row("prefix hit rate, usage", lambda p: _share(p.cache.hit_rate_usage)),
+        row("prefix hit rate, server counters", lambda p: _share(p.cache.hit_rate_metrics)),
+        row("KV usage p50 / max", lambda p: f"{_share(p.cache.kv_usage_p50)} / {_share(p.cache.kv_usage_max)}"),
+        row("preemptions (first after)", _preemptions),
+        row("waiting max / running max", lambda p: f"{_number(p.cache.waiting_max)} / {_number(p.cache.running_max)}"),
+    ]
+    client = [
+        row("lateness p50 / p99, ms", lambda p: _pair(p.lateness_ms)),
+        row(
+            "CPU busy / loop lag p99, ms", lambda p: f"{_per_cent(p.client_cpu_share_busy)} / {_digits(p.client_loop_lag_p99_ms)}"
+        ),
+        row("later turns sent late", lambda p: str(p.late_turns)),
+    ]
+    return [load, latency, cache, client]
 
 
 def _pair(value: Percentiles | None) -> str:
     return "-" if value is None else f"{_digits(value.p50)} / {_digits(value.p99)}"
 
 
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+def _digits(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 0.995 else f"{value:.2f}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def _per_cent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
+
+
+def _preemptions(point: Point) -> str:
+    first = point.cache.first_preemption_s
+    return _number(point.cache.preemptions) + (f" ({first:.0f} s)" if first is not None else "")
 
 
 def _goodput(point: Point) -> str:
@@ -79,17 +142,16 @@ def _goodput(point: Point) -> str:
     return f"{point.goodput_per_s:.2f} ({point.attainment:.1%})"
 
 
-def _notes(summary: Summary) -> list[str]:
-    """Each kind of note once, with the scales that it concerns."""
-    lines: dict[tuple[str, str], list[str]] = {}
-    for one in summary.points:
-        if one.cause:
-            lines.setdefault((f"{one.regime}: {one.cause}", ""), []).append(f"{one.scale:g}x")
-        for note in one.notes:
-            lines.setdefault((note.seen, note.action), []).append(f"{one.scale:g}x")
-    texts = [f"[dim]note[/dim] {', '.join(scales)}: {escape(_sentence(*key))}" for key, scales in lines.items()]
-    return ["", *(f"[dim]note[/dim] {escape(note.seen)}" for note in summary.notes), *texts]
+def grouped_notes(summary: Summary) -> list[tuple[str, Note]]:
+    """(where, note): the run's, then each note of the points once, with the scales that it concerns."""
+    found = [("run", note) for note in summary.notes]
+    scales: dict[Note, list[str]] = {}
+    for name, point in zip(labels(summary.points), summary.points, strict=True):
+        for note in point.notes:
+            scales.setdefault(note, []).append(name)
+    return found + [(", ".join(names), note) for note, names in scales.items()]
 
 
-def _sentence(seen: str, action: str) -> str:
-    return f"{seen}. To do: {action}" if action else seen
+def printable(text: str) -> str:
+    """Servers' words may hold control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in text)
