@@ -16,7 +16,7 @@ type Bins[T] = list[list[T]]
 type MaybeFloats = list[float | None]
 
 
-def series(outcomes: Sequence[Outcome], samples: Sequence[Sample], duration_s: float) -> Series:
+def series(outcomes: Sequence[Outcome], samples: Sequence[Sample], duration_s: float, was_killed: bool = False) -> Series:
     """Latencies and hit rates stand in the bin in which their request was due, so a stall shows where it began."""
     width = next((w for w in WIDTHS_S if duration_s / w <= MAX_BINS), math.ceil(duration_s / MAX_BINS))
     bins = max(1, math.ceil(duration_s / width))
@@ -45,10 +45,12 @@ def series(outcomes: Sequence[Outcome], samples: Sequence[Sample], duration_s: f
     done = [one for one in outcomes if one.error_kind is None]
     ttft = binned((one.planned_ns, ttft_ms(one)) for one in done)
     tpot = binned((one.planned_ns, tpot_ms(one)) for one in done)
+    offered: MaybeFloats = [*rate(one.planned_ns if one.recorded_ns is None else one.recorded_ns for one in outcomes)]
+    unknown: MaybeFloats = [None] * bins
     return Series(
         t_s=[(i + 0.5) * width for i in range(bins)],
-        offered_per_s=rate(one.planned_ns if one.recorded_ns is None else one.recorded_ns for one in outcomes),
-        sent_per_s=rate(one.sent_ns for one in outcomes),
+        offered_per_s=unknown if was_killed else offered,
+        sent_per_s=unknown if was_killed else [*rate(one.sent_ns for one in outcomes)],
         completed_per_s=rate(one.end_ns for one in done),
         failed_per_s=rate(one.end_ns for one in outcomes if one.error_kind is not None),
         in_flight=gauge("client_in_flight"),

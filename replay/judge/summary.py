@@ -72,8 +72,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """One value per time bin for charts; null where nothing was seen in a bin. At most 100 bins."""
 
     t_s: list[float]  # middle of the bin, since the start of the point
-    offered_per_s: list[float]
-    sent_per_s: list[float]
+    offered_per_s: list[float | None]  # these two null for a killed run, whose last requests left no trace
+    sent_per_s: list[float | None]
     completed_per_s: list[float]
     failed_per_s: list[float]
     in_flight: list[float | None]

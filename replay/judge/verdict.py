@@ -63,7 +63,7 @@ def judge_point(facts: Facts, outcomes: Sequence[Outcome], samples: Sequence[Sam
         regime="unknown",
         cause=None,
         notes=limits,
-        series=series(outcomes, samples, max(until_s, facts.planned_span_s)),
+        series=series(outcomes, samples, max(until_s, facts.planned_span_s) if is_whole else until_s, was_killed),
     )
     return msgspec.structs.replace(point, notes=[*limits, *_other_notes(point, facts, outcomes, samples)])
 

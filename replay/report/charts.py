@@ -1,6 +1,8 @@
 """The summary as Vega-Lite charts: one row of values per bin or point, so a long run stays a small page. Pure."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import altair as alt
@@ -8,7 +10,7 @@ import altair as alt
 from replay.judge.summary import Percentiles, Point, Summary
 from replay.report.text import labels
 
-PAGE_WIDTH, AXIS_WIDTH, SPACING = 1130, 66, 14
+PAGE_WIDTH, AXIS_WIDTH, AXIS_EXTENT, SPACING = 1130, 66, 38, 14  # of one extent, so that time axes stand below each other
 MAX_COLUMNS = 4
 TIME_HEIGHT, SCALE_WIDTH, SCALE_HEIGHT = 130, 270, 170
 BLUE, ORANGE, GREY, RED = "#3f7fd0", "#e0811c", "#8b95a1", "#d3455b"  # readable on white and on near-black
@@ -91,7 +93,7 @@ def _panels(points: Sequence[Point], lines: list[list[Line]], unit: str, kind: K
         else drawn.mark_line(strokeWidth=1.5, point=alt.OverlayMarkDef(size=5, filled=True))
     ).encode(
         x=x,
-        y=_y(unit, kind),
+        y=_y(unit, kind, chain.from_iterable(lines)),
         color=_colour(legend),
         **({} if kind == "bars" else {"strokeDash": _dash(legend)}),
         tooltip=_TIME_TIPS,
@@ -152,9 +154,9 @@ def by_scale(summary: Summary) -> dict[str, tuple[str, Chart]]:
             "share of prompt tokens",
             "share",
             [
-                ("predicted", GREY, DASHED, [one.hit_rate_predicted for one in caches]),
-                ("usage", BLUE, SOLID, [one.hit_rate_usage for one in caches]),
                 ("server counters", ORANGE, DASHED, [one.hit_rate_metrics for one in caches]),
+                ("usage", BLUE, SOLID, [one.hit_rate_usage for one in caches]),
+                ("predicted", GREY, DASHED, [one.hit_rate_predicted for one in caches]),
             ],
         ),
         ("ttft-scale", "Time to first token", "TTFT, ms (log)", "log", _tails(*_pairs(ttft), limits.get("ttft"))),
@@ -211,7 +213,7 @@ def _scale_chart(points: Sequence[Point], lines: list[Line], unit: str, kind: Ki
         .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45, filled=True))
         .encode(
             x=alt.X("scale:O", title=f"scale (by {points[0].by})", sort=names, axis=alt.Axis(labelAngle=0)),
-            y=_y(unit, kind),
+            y=_y(unit, kind, lines),
             color=_colour(legend),
             strokeDash=_dash(legend),
             tooltip=[alt.Tooltip("scale:O"), alt.Tooltip("what:N", title="line"), alt.Tooltip("value:Q", format=".4~g")],
@@ -220,24 +222,39 @@ def _scale_chart(points: Sequence[Point], lines: list[Line], unit: str, kind: Ki
     return chart
 
 
-def _y(unit: str, kind: Kind) -> alt.Y:
+def _y(unit: str, kind: Kind, lines: Iterable[Line]) -> alt.Y:
+    seen = [value for _, _, _, values in lines for value in values if value is not None]
+    highest = max(seen, default=0.0) or 1  # all zero: an axis from 0 to 1, not a line in mid-air
+    axis: dict[str, Any]
     match kind:
         case "full":
-            scale, axis = alt.Scale(domain=[0, 1]), alt.Axis(format="%", tickCount=5)
-        case "share":
-            scale, axis = alt.Scale(zero=True, nice=True), alt.Axis(format="~%", tickCount=5)
+            scale, axis = alt.Scale(domain=[0, 1]), {"format": "%", "tickCount": 5}
         case "log":
-            scale, axis = alt.Scale(type="log"), alt.Axis(format="~s", tickCount=4)
+            scale, axis = alt.Scale(type="log"), {"format": "~s", "values": _log_ticks(seen)}
+        case "share":
+            scale, axis = alt.Scale(domainMin=0, domainMax=highest, nice=True), {"format": "~%", "tickCount": 5}
         case "count" | "bars":
-            scale, axis = alt.Scale(zero=True, nice=True), alt.Axis(format="~s", tickCount=5)
-    return alt.Y("value:Q", title=unit, scale=scale, axis=axis)
+            scale, axis = alt.Scale(domainMin=0, domainMax=highest, nice=True), {"format": "~s", "tickCount": 5}
+    return alt.Y("value:Q", title=unit, scale=scale, axis=alt.Axis(**axis, minExtent=AXIS_EXTENT, maxExtent=AXIS_EXTENT))
+
+
+def _log_ticks(seen: Iterable[float]) -> list[float]:
+    """Decades, with 2 and 5 between them where there are few: the usual ticks of a log axis are a dark carpet."""
+    positive = [value for value in seen if value > 0] or [1.0]
+    low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
+    return [step * 10.0**decade for decade in range(low, high + 1) for step in ((1,) if high - low > 2 else (1, 2, 5))]
 
 
 def _colour(legend: dict[str, tuple[str, list[int]]]) -> alt.Color:
     scale = alt.Scale(domain=list(legend), range=[colour for colour, _ in legend.values()])
-    return alt.Color("what:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolType="stroke"))
+    return alt.Color("what:N", title=None, scale=scale, legend=_legend(legend))
 
 
 def _dash(legend: dict[str, tuple[str, list[int]]]) -> alt.StrokeDash:
     scale = alt.Scale(domain=list(legend), range=[dash for _, dash in legend.values()])
-    return alt.StrokeDash("what:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolType="stroke"))
+    return alt.StrokeDash("what:N", title=None, scale=scale, legend=_legend(legend))
+
+
+def _legend(lines: dict[str, tuple[str, list[int]]]) -> alt.Legend | None:
+    """One line needs no legend: the title names it."""
+    return alt.Legend(orient="top", symbolType="stroke") if len(lines) > 1 else None
