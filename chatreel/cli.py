@@ -258,6 +258,9 @@ def replay(
     attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
     timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request counts as failed.")] = 600.0,
     keep_grid: Annotated[bool, typer.Option("--keep-grid", help="Do not spread time stamps inside their recorded grid.")] = False,
+    open_loop: Annotated[
+        bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
+    ] = False,
     seed: SEED = 0,
 ) -> None:
     """Send a trace at several scales, on an exact schedule, and judge what the server did."""
@@ -279,6 +282,7 @@ def replay(
         kv_tokens=kv_tokens,
         timeout_s=timeout,
         dequantise=not keep_grid,
+        open_loop=open_loop,
     )
     slos = parse_slos(slo or [])
     raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))

@@ -65,10 +65,7 @@ def run_demo(folder: Path, quick: bool, seed: int, out: Console, err: Console) -
         err.print(f"\n[bold]{number}/5 {title}[/bold]", highlight=False)
 
     with _started(folder, "serve", "--preset", PRESET, "--kv-tokens", str(crowd.kv_tokens), "--port", "0") as server:
-        step(
-            1,
-            f"record: {crowd.users} people chat through the recorder with a simulated server ({PRESET}, {crowd.kv_tokens} KV tokens)",
-        )
+        step(1, f"record: {crowd.users} people chat with a simulated server ({PRESET}, {crowd.kv_tokens} KV tokens)")
         with _started(folder, "record", "--upstream", server, "--port", "0", "-o", str(recording)) as proxy:
             asyncio.run(_chat(proxy, crowd, seed))
         step(2, "analyze: what the recording shows")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
 import resource
@@ -56,6 +57,7 @@ class ReplayConfig:
     timeout_s: float = 600.0
     drain_s: float = 600.0
     dequantise: bool = True
+    open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 
 @dataclass(slots=True)
@@ -110,6 +112,8 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
         limit=config.limit,
         dequantise=config.dequantise,
     )
+    if config.open_loop:
+        plan = dataclasses.replace(plan, think_ns=np.full(len(plan), -1))
     headers = _headers(config)
     _raise_file_limit()
     async with http_client(config.timeout_s, headers) as client:

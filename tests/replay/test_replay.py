@@ -1,0 +1,164 @@
+"""A whole replay against the simulated server: what was predicted is what the server reports, and faults keep results."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from replay.errors import PlanError
+from replay.outcome import Outcome, Sample
+from replay.run import Progress, ReplayConfig, replay
+from replay.sim.server import ServerConfig, serving
+from tracer.schema import Footer, Request
+from tracer.tracefile import write_trace
+
+SYSTEM_BLOCKS = 20
+
+
+def chats(sessions: int, turns: int, gap_s: float) -> Iterator[Request]:
+    """Sessions below one system prompt; each turn carries the conversation so far."""
+    next_id = SYSTEM_BLOCKS
+    rows: list[Request] = []
+    for session in range(sessions):
+        known, length = list(range(SYSTEM_BLOCKS)), SYSTEM_BLOCKS * 16
+        for turn in range(turns):
+            length += 50
+            total = length + 40
+            next_id_after = next_id + total // 16 - len(known)
+            path = known + list(range(next_id, next_id_after))
+            next_id = next_id_after
+            rows.append(
+                {
+                    "arrival_ns": int((session * gap_s + turn * 1.0) * 1e9),
+                    "session_id": session,
+                    "turn": turn,
+                    "think_ns": 200_000_000 if turn else None,
+                    "input_tokens": length,
+                    "output_tokens": 40,
+                    "input_blocks": path[: length // 16],
+                    "output_blocks": path[length // 16 :],
+                }
+            )
+            known, length = path, total
+    rows.sort(key=lambda row: row["arrival_ns"])
+    return ({"request_id": i, **row} for i, row in enumerate(rows))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.parquet"
+    write_trace(path, chats(sessions=12, turns=3, gap_s=0.15), Footer())
+    return path
+
+
+def outcomes(run_dir: Path, point: int = 0) -> list[Outcome]:
+    lines = (run_dir / f"point-{point}.outcomes.jsonl").read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Outcome) for line in lines]
+
+
+@pytest.mark.parametrize("by", ["users", "time"])
+def test_reported_hit_rate_is_the_predicted_one(trace: Path, tmp_path: Path, by: str) -> None:
+    async def run() -> None:
+        async with serving(ServerConfig(port=0)) as url:
+            config = ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0, 2.0), by=by)  # type: ignore[arg-type]
+            await replay(config)
+
+    asyncio.run(run())
+
+    manifest = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
+    for point in manifest["points"]:
+        seen = outcomes(tmp_path / "run", point["index"])
+        assert len(seen) == point["planned"] == (36 if by == "time" else 36 * point["scale"])
+        assert {one.error_kind for one in seen} == {None}
+        assert all(one.input_tokens == one.planned_input_tokens for one in seen)
+        assert all(one.output_tokens == one.planned_output_tokens for one in seen)
+        assert all(one.answer_spliced for one in seen if one.turn)
+        reported = sum(one.cached_tokens or 0 for one in seen) / sum(one.input_tokens or 0 for one in seen)
+        assert reported == pytest.approx(point["hit_rate_predicted"], abs=0.02)
+        assert reported > 0.7
+
+
+def test_later_turns_wait_for_the_answer_and_think(trace: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(ServerConfig(port=0)) as url:
+            await replay(ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,)))
+
+    asyncio.run(run())
+
+    turns = {(one.session_id, one.turn): one for one in outcomes(tmp_path / "run")}
+    for (session, turn), one in turns.items():
+        if turn:
+            before = turns[session, turn - 1]
+            assert before.end_ns is not None
+            assert one.planned_ns == before.end_ns + 200_000_000
+            assert one.sent_ns is not None and one.sent_ns >= one.planned_ns
+
+
+def test_samples_hold_server_and_client_state(trace: Path, tmp_path: Path) -> None:
+    shown: list[Progress] = []
+
+    async def run() -> None:
+        async with serving(ServerConfig(port=0)) as url:
+            config = ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,))
+            await replay(config, shown.append)
+
+    asyncio.run(run())
+
+    lines = (tmp_path / "run" / "point-0.samples.jsonl").read_bytes().splitlines()
+    samples = [msgspec.json.decode(line, type=Sample) for line in lines]
+    assert samples[-1].prompt_tokens == sum(one.planned_input_tokens for one in outcomes(tmp_path / "run"))
+    assert samples[-1].preemptions == 0
+    assert max(one.kv_usage or 0 for one in samples) > 0
+    assert shown[-1].ended == shown[-1].sent == 36
+
+
+def test_text_prompts_have_the_same_lengths(trace: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(ServerConfig(port=0)) as url:
+            config = ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,), prompt_mode="text", limit=20)
+            await replay(config)
+
+    asyncio.run(run())
+
+    seen = outcomes(tmp_path / "run")
+    assert len(seen) == 20
+    assert all(one.input_tokens == one.planned_input_tokens for one in seen)
+    assert not any(one.answer_spliced for one in seen)
+
+
+def test_a_target_that_dies_leaves_what_was_seen_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "many.parquet"
+    rng = np.random.default_rng(0)
+    stamps = np.sort(rng.integers(0, 4_000_000_000, 120)).tolist()
+    rows: list[Request] = [
+        {"request_id": i, "arrival_ns": t, "input_tokens": 64, "output_tokens": 4} for i, t in enumerate(stamps)
+    ]
+    write_trace(path, rows, Footer())
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            url = await stack.enter_async_context(serving(ServerConfig(port=0)))
+            asyncio.get_running_loop().call_later(1.5, lambda: asyncio.ensure_future(stack.aclose()))
+            await replay(ReplayConfig(trace=path, target=url, run_dir=tmp_path / "run", scales=(1.0, 2.0)))
+
+    asyncio.run(run())
+
+    manifest = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
+    seen = outcomes(tmp_path / "run")
+    assert "the target is gone" in manifest["points"][-1]["stopped"]
+    assert len(manifest["points"]) == 1
+    assert 10 < sum(one.error_kind is None for one in seen) < 120
+    assert {one.error_kind for one in seen} <= {None, "connect", "connection_lost"}
+
+
+def test_an_unreachable_target_is_the_users_to_mend(trace: Path, tmp_path: Path) -> None:
+    config = ReplayConfig(trace=trace, target="http://127.0.0.1:1", run_dir=tmp_path / "run")
+
+    with pytest.raises(PlanError, match="127.0.0.1:1: the target cannot be reached"):
+        asyncio.run(replay(config))
+
+    assert not (tmp_path / "run").exists()
