@@ -162,7 +162,7 @@ def cache_notes(cache: Cache, has_metrics: bool) -> list[Note]:
                 kind="hit_rate_unknown",
                 seen="the server reports no cached tokens, neither in usage nor in /metrics",
                 why="predicted and measured cache use cannot be compared",
-                action="vLLM: --enable-prompt-tokens-details; SGLang: --enable-cache-report",
+                action="start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report",
             )
         )
     if predicted is None:

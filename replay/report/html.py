@@ -3,6 +3,7 @@
 import html
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import altair as alt
@@ -90,7 +91,6 @@ def write_html(summary: Summary, path: Path) -> None:
 
 def page(summary: Summary) -> str:
     scales, times = by_scale(summary), over_time(summary)
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
     formulas = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in _FORMULAS.items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -105,10 +105,16 @@ def page(summary: Summary) -> str:
 <h2>Notes</h2>{_notes(summary)}
 <h2>How it was measured</h2><dl>{formulas}</dl>
 <noscript><p>The charts need JavaScript; all figures are in the table and in summary.json.</p></noscript>
-<script>{bundle}</script>
+<script>{_bundle()}</script>
 <script>const FONT = {_json(FONT)}, SPECS = {_json({name: _spec(chart) for name, (_, chart) in (scales | times).items()})};
 {_SCRIPT}</script></body></html>
 """
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script: seconds to make, the same for every page."""
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE))
 
 
 def _text(text: str) -> str:
