@@ -192,7 +192,7 @@ class _Session:
             seen=addon.seen if addon else 0,
             in_flight=len(addon.under_way) if addon else 0,
             recorded=channel.recorded,
-            lost=counts.get("rows_lost", 0) + counts.get("records_lost", 0),
+            lost=counts.get("rows_lost_in_queue", 0) + counts.get("rows_lost_on_disk", 0),
             prompts_shed=channel.prompts_shed,
             token_drift=counts.get("token_drift", 0),
             passed_through=counts.get("passed_through", 0),
@@ -208,7 +208,7 @@ class _Session:
         channel, addon = self._channel, self._addon
         assert channel is not None
         counts = dict(addon.counts) if addon else {}
-        counts |= {"rows_lost": channel.rows_lost, "prompts_shed": channel.prompts_shed}
+        counts |= {"rows_lost_in_queue": channel.rows_lost, "prompts_shed": channel.prompts_shed}
         counts["worker_deaths"] = channel.worker_deaths
         return {name: count for name, count in counts.items() if count}
 
@@ -276,9 +276,11 @@ class RecorderProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             raise TraceError(f"the recorder did not stop within {timeout_s:.0f} s") from None
+        last = out.splitlines()[-1] if out else b"{}"
         if self.process.returncode != 0:
-            raise TraceError("the recorder failed", seen=f"exit code {self.process.returncode}")
-        return msgspec.json.decode(out.splitlines()[-1], type=RecordResult)
+            error = msgspec.json.decode(last).get("error", f"exit code {self.process.returncode}")
+            raise TraceError(f"the recorder failed: {error}")
+        return msgspec.json.decode(last, type=RecordResult)
 
     def kill(self) -> None:
         self.process.kill()

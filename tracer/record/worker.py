@@ -55,18 +55,16 @@ class Worker:
         self._before = Counter(counts)  # by workers that died
         self._told: dict[str, int] = {}  # by the proxy
         self._totals: dict[str, int] = {}
-        self._rows = 0
 
     def take(self, message: ToWorker) -> bool:
         """Returns False when there is nothing more to come."""
         match message:
             case Started():
-                self._writer.add(_pack(Begun(flow=message.flow, arrival_ns=message.arrival_ns)))
+                self._writer.add(_pack(Begun(flow=message.flow, arrival_ns=message.arrival_ns)), is_row=False)
                 self._pending[message.flow] = message, self._builder.start(message)
             case Ended():
                 _, pending = self._pending.pop(message.flow, (None, None))
                 self._writer.add(_pack(self._builder.end(pending, message)))
-                self._rows += 1
             case Counted():
                 self._told = message.counts
             case Stop():
@@ -83,21 +81,19 @@ class Worker:
             facts = ExchangeFacts(error_kind="recorder_stopped")
             ended = Ended(flow=flow, arrival_ns=started.arrival_ns, endpoint=started.endpoint, facts=facts)
             self._writer.add(_pack(self._builder.end(pending, ended)))
-            self._rows += 1
         self._pending.clear()
         self._write_totals()
         self._writer.close()
 
     def counts(self) -> dict[str, int]:
         own = self._before + self._builder.counts
-        own["records_lost"] += self._writer.records_lost
+        own["rows_lost_on_disk"] += self._writer.rows_lost
         return {name: count for name, count in {**self._told, **own}.items() if count}
 
     def report(self, *, is_final: bool = False) -> Report:
-        lost, waiting = self._writer.records_lost, self._writer.records_waiting
         return Report(
-            recorded=max(self._rows - lost - waiting, 0),
-            waiting=waiting,
+            recorded=self._writer.rows_written,
+            waiting=self._writer.rows_waiting,
             counts=self.counts(),
             disk_error=self._writer.error,
             is_final=is_final,
@@ -107,7 +103,7 @@ class Worker:
         totals = self.counts()
         if totals != self._totals:
             self._totals = totals
-            self._writer.add(_pack(Totals(counts=totals)))
+            self._writer.add(_pack(Totals(counts=totals)), is_row=False)
 
 
 def build(config: WorkerConfig, now_ns: int) -> Worker:

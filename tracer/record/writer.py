@@ -44,12 +44,14 @@ def frame(payload: bytes) -> bytes:
 class SegmentWriter:
     """`add` records, call `tick` often; both are quick and never raise OSError.
 
-    `lost` counts records that will never be written, `error` is the disk's last complaint (None while all is well).
+    `rows_lost` counts rows that will never be written, `error` is the disk's last complaint (None while all is well).
+    Records that are no rows (`is_row` False) are dropped uncounted where there is no room.
     """
 
     def __init__(self, folder: Path, header: bytes, now_ns: int, open_: Open = open_new) -> None:
-        self.records_written = 0
-        self.records_lost = 0
+        self.rows_written = 0
+        self.rows_waiting = 0
+        self.rows_lost = 0
         self.error: str | None = None
         self._folder = folder
         self._header = frame(header)
@@ -61,15 +63,13 @@ class SegmentWriter:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._flush_at_ns = now_ns + FLUSH_NS
+        self._begin()
 
-    @property
-    def records_waiting(self) -> int:
-        return len(self._waiting)
-
-    def add(self, payload: bytes) -> None:
+    def add(self, payload: bytes, *, is_row: bool = True) -> None:
         if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES or len(payload) > MAX_PAYLOAD_BYTES:
-            self.records_lost += 1
+            self.rows_lost += is_row
             return
+        self.rows_waiting += is_row
         self._waiting.append(frame(payload))
         self._waiting_bytes += len(payload)
         if self._waiting_bytes > BATCH_BYTES and self.error is None:
@@ -85,9 +85,8 @@ class SegmentWriter:
     def close(self) -> None:
         """Last try to write; what still waits is lost."""
         self._flush()
-        self.records_lost += len(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        self.rows_lost += self.rows_waiting
+        self._forget()
         self._close_file()
 
     def _flush(self) -> None:
@@ -98,15 +97,28 @@ class SegmentWriter:
             self._write_all(file, b"".join(self._waiting))
             os.fdatasync(file.fileno())
         except OSError as error:
-            self.error = error.strerror or str(error)
-            self._give_up_file()
+            self._fail(error)
             return
         self.error = None
-        self.records_written += len(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        self.rows_written += self.rows_waiting
+        self._forget()
         if self._size >= ROTATE_BYTES:
             self._close_file()
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = self.rows_waiting = 0
+
+    def _begin(self) -> None:
+        """So that a recording of no requests is an empty one, not a missing one."""
+        try:
+            self._next_file()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self.error = error.strerror or str(error)
+        self._give_up_file()
 
     def _next_file(self) -> BinaryIO:
         path = self._folder / f"{self._number:06d}.open"

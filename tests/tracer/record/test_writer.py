@@ -133,8 +133,8 @@ def test_a_full_disk_stops_writing_and_nothing_is_lost_once_there_is_room(
     writer.close()
 
     assert folder_records(folder) == payloads
-    assert (writer.records_lost, writer.error) == (0, None)
-    assert writer.records_written == len(payloads)
+    assert (writer.rows_lost, writer.error) == (0, None)
+    assert writer.rows_written == len(payloads)
 
 
 def test_a_disk_that_stays_full_is_retried_each_ten_seconds_and_losses_are_counted(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_disk_that_stays_full_is_retried_each_ten_seconds_and_losses_are_count
     writer.tick(FLUSH_NS + RETRY_NS)
     writer.close()
 
-    assert (writer.records_lost, writer.records_written) == (1, 0)
+    assert (writer.rows_lost, writer.rows_written) == (1, 0)
     assert segment_paths(tmp_path) == []
 
 
@@ -162,7 +162,13 @@ def test_waiting_records_are_bounded_in_memory(tmp_path: Path, monkeypatch: pyte
     for _ in range(5):
         writer.add(bytes(40))
 
-    assert (writer.records_waiting, writer.records_lost) == (2, 3)
+    assert (writer.rows_waiting, writer.rows_lost) == (2, 3)
+
+
+def test_no_records_is_an_empty_segment(tmp_path: Path) -> None:
+    SegmentWriter(tmp_path, b"header", 0).close()
+
+    assert [read(path.read_bytes()) for path in segment_paths(tmp_path)] == [([b"header"], 0)]
 
 
 def test_a_new_writer_never_touches_earlier_segments(tmp_path: Path) -> None:
