@@ -18,6 +18,7 @@ from tracer.wire.openai import ChunkFacts, StreamFacts, parse_chunk, parse_respo
 from tracer.wire.sse import SseParser
 
 MAX_ERROR_CHARS = 300
+PIECE_BYTES = 1 << 18
 STALE_NS = 50_000_000  # a server that took a request and then died answers later than that
 
 
@@ -119,7 +120,9 @@ def _is_stale(error: httpx.TransportError, seen: Exchange) -> bool:
 
 
 async def _attempt(client: httpx.AsyncClient, url: str, body: bytes, seen: Exchange) -> None:
-    request = client.build_request("POST", url, content=body, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    content = body if len(body) <= PIECE_BYTES else _pieces(body)
+    request = client.build_request("POST", url, content=content, headers=headers)
     seen.sent_ns = time.monotonic_ns()
     response = await client.send(request, stream=True)
     try:
@@ -134,6 +137,12 @@ async def _attempt(client: httpx.AsyncClient, url: str, body: bytes, seen: Excha
             await _read_whole(response, seen)
     finally:
         await response.aclose()
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A long prompt, a piece at a time: written whole it would hold up the event loop, and every token stamp with it."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 async def _read_stream(response: httpx.Response, seen: Exchange) -> None:
