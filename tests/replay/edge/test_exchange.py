@@ -52,7 +52,7 @@ def ask(script: Script, timeout_s: float = 5.0, requests: int = 1) -> list[Excha
                 writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        url = "http://127.0.0.1:%d/v1/completions" % server.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/completions"
         async with server, http_client(timeout_s, {}) as client:
             return [await exchange(client, url, b"{}") for _ in range(requests)]
 
@@ -156,7 +156,7 @@ def test_a_long_prompt_goes_out_whole() -> None:
 
     async def run() -> Exchange:
         server = await asyncio.start_server(lambda r, w: _answer_and_close(r, w), "127.0.0.1", 0)
-        url = "http://127.0.0.1:%d/v1/completions" % server.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/completions"
         async with server, http_client(5.0, {}) as client:
             return await exchange(client, url, body)
 
