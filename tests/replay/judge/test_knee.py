@@ -61,6 +61,12 @@ def test_what_piles_up_is_a_wall_even_at_the_lowest_scale(story):
     assert verdicts(story) == [("wall", "queue growth")]
 
 
+def test_a_handful_in_flight_at_the_end_is_no_wall(story):
+    story.at(1).requests(60, every_ms=100, ttft_ms=lambda i: 1000.0 if i > 50 else 50.0).server(kv=0.4)
+
+    assert verdicts(story) == [("flat", None)]
+
+
 def test_sessions_that_wait_for_answers_send_less_and_hit_the_wall_all_the_same(story):
     carried(story)
     slow = story.at(5, later_turns=1000).requests(1500, every_ms=20, ttft_ms=3000.0).server(kv=0.99, waiting=40)
@@ -98,7 +104,7 @@ def test_failing_requests_are_a_wall(story):
 
 
 def test_an_invalid_lowest_scale_is_no_base(story):
-    story.at(1).requests(300, every_ms=100, ttft_ms=20.0, late_ms=60.0).server(kv=0.3)
+    story.at(1).requests(300, every_ms=100, ttft_ms=20.0, late_ms=25.0).server(kv=0.3)
     story.at(2).requests(600, every_ms=50, ttft_ms=100.0).server(kv=0.6)
     story.at(5).requests(1500, every_ms=20, ttft_ms=110.0).server(kv=0.7)
 

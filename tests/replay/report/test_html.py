@@ -40,6 +40,7 @@ def test_the_page_is_self_contained_and_small(kv_fills_at_5x, tmp_path):
     assert len(page) < 2_000_000
     assert not re.search(r"<(?:link|img|iframe|object|script)\b[^>]*\b(?:src|href)=", without_scripts(page))
     assert "http" not in without_scripts(page).replace("http-equiv", "").replace("http://127.0.0.1:8000", "")
+    assert "http" not in page[page.rindex("<script>") :]  # the chart specs
     assert "default-src 'none'" in page
 
 
@@ -72,6 +73,10 @@ def test_foreign_words_are_escaped(evil_story):
     assert page.count("</script>") == 2  # the bundle and ours
     assert "&lt;img src=x onerror=" in without_scripts(page)
     assert "<img" not in without_scripts(page)
+
+
+def test_json_in_a_script_cannot_end_it():
+    assert "<" not in html._json({"</script>": "<!--"})
 
 
 def test_charts_without_figures_are_left_out_and_a_run_of_nothing_is_a_page(story):
