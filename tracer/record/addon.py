@@ -7,11 +7,11 @@ and the traffic goes on.
 import asyncio
 import os
 import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -188,13 +188,14 @@ def _without_secrets(url: str) -> str:
 class Proxy:
     """A running reverse proxy to one upstream. `await start()`, then `await stop(...)` once."""
 
-    def __init__(self, upstream: Upstream, host: str, port: int, addon: RecorderAddon) -> None:
+    def __init__(self, upstream: Upstream, host: str, port: int, addon: RecorderAddon, ca_folder: Path) -> None:
+        """`ca_folder` gets a certificate authority of this run alone; the user's own one is never touched."""
         self._upstream = upstream
         self._host, self._port = host, port
         self._addon = addon
         self._master: Master | None = None
         self._task: asyncio.Task[None] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="chatreel-ca-")  # 0700; never the user's own CA folder
+        self._ca_folder = ca_folder
 
     async def start(self) -> str:
         """Returns the URL to send requests to."""
@@ -207,7 +208,7 @@ class Proxy:
                 mode=[f"reverse:{self._upstream.origin}"],
                 listen_host=self._host,
                 listen_port=self._port,
-                confdir=self._folder.name,
+                confdir=str(self._ca_folder),
             )
         )
         server = proxyserver.Proxyserver()
@@ -241,7 +242,6 @@ class Proxy:
             await asyncio.sleep(LAST_WRITE_S)
         self._master.shutdown()
         await self._task
-        self._folder.cleanup()
 
 
 @dataclass(slots=True)

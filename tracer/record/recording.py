@@ -6,6 +6,7 @@ A recording `x.parquet` has beside it `x.key` (0600) and, until it is compacted,
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,7 +126,7 @@ class _Session:
             raise TraceError(f"cannot record: {failed}")
         upstream = parse_upstream(self._config.upstream)
         self._addon = RecorderAddon(channel, self._now_ns, upstream.path_prefix)
-        proxy = Proxy(upstream, self._config.host, self._config.port, self._addon)
+        proxy = Proxy(upstream, self._config.host, self._config.port, self._addon, Path(self._worker.folder, "ca"))
         try:
             on_ready(await proxy.start())
             while not await _is_set(stop, STATS_S):
@@ -254,9 +255,7 @@ def _lay_out(out: Path, key_path: str | None) -> tuple[Path, Path]:
 
 def _take_back(folder: Path, key: Path | None) -> None:
     """A recording that never began leaves nothing behind."""
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     if key is not None:
         key.unlink(missing_ok=True)
 
