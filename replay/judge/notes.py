@@ -10,7 +10,7 @@ from replay.outcome import Outcome, Sample
 HIT_RATE_GAP = 0.02
 LATE_MS = 10.0
 LATE_SHARE_OF_TTFT = 0.1
-LOOP_LAG_P99_MS = 50.0
+LOOP_LAG_MS = 50.0
 CPU_SHARE = 0.95
 SMALL_SAMPLE = 100
 EXACT_SHARE = 0.999
@@ -20,20 +20,21 @@ ERROR_TEXTS = 2
 
 
 def client_limits(
-    late: Percentiles | None, latency: Latency, loop_lag_p99_ms: float | None, cpu_share: float | None
+    late: Percentiles | None, latency: Latency, loop_lag: Percentiles | None, cpu_share: float | None
 ) -> list[Note]:
     """Signs that the client, not the server, set the figures. Any of them makes a point invalid.
 
     Late: p99 of sent - planned (p90 below 100 requests, where p99 is a single one) above 10 ms and above a tenth of the
     median service TTFT: the same lateness is a fault against a server that answers in 10 ms, and noise against one that
-    takes a second. What lateness there is stands in the schedule latencies in any case.
+    takes a second. What lateness there is stands in the schedule latencies in any case. Stalls of the event loop are
+    judged by the same tail, over quarter seconds.
     """
     notes = []
     ttft = latency.ttft_service_ms
     allowed_ms = max(LATE_MS, LATE_SHARE_OF_TTFT * ttft.p50 if ttft else 0.0)
     less_load = "give the client its own cores or another machine, or lower --scale"
     if late is not None and tail(late) > allowed_ms:
-        name = "p99" if late.count >= SMALL_SAMPLE else "p90"
+        name = _tail_name(late)
         notes.append(
             Note(
                 kind="client_late",
@@ -42,11 +43,11 @@ def client_limits(
                 action=less_load,
             )
         )
-    if loop_lag_p99_ms is not None and loop_lag_p99_ms > max(LOOP_LAG_P99_MS, allowed_ms):
+    if loop_lag is not None and tail(loop_lag) > max(LOOP_LAG_MS, allowed_ms):
         notes.append(
             Note(
                 kind="client_stalled",
-                seen=f"the client's event loop stalled: worst delay per quarter second, p99 {loop_lag_p99_ms:.0f} ms",
+                seen=f"the client's event loop stalled: worst delay per quarter second, {_tail_name(loop_lag)} {tail(loop_lag):.0f} ms",
                 why="tokens are stamped late, so TTFT and ITL include the client's own delay",
                 action=less_load,
             )
@@ -262,3 +263,7 @@ def torn_note(lines: int) -> Note:
         why="the run was killed while writing; what they held is not in the figures",
         action="nothing: the rest is whole",
     )
+
+
+def _tail_name(figures: Percentiles) -> str:
+    return "p99" if figures.count >= SMALL_SAMPLE else "p90"

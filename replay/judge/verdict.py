@@ -30,7 +30,7 @@ def judge_point(facts: Facts, outcomes: Sequence[Outcome], samples: Sequence[Sam
     late, latency = metrics.lateness(steady), metrics.latency(steady)
     cpu_share = _busy_cpu_share(samples)
     lag = metrics.percentiles(one.client_loop_lag_ns / 1e6 for one in samples if one.client_loop_lag_ns is not None)
-    limits = notes.client_limits(late, latency, lag.p99 if lag else None, cpu_share)
+    limits = notes.client_limits(late, latency, lag, cpu_share)
     good, attained = metrics.goodput(steady, slos, width_s)
     point = Point(
         index=facts.index,
