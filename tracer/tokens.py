@@ -88,6 +88,7 @@ class JsonTokenizer:
             self._tokenizer = HuggingFaceTokenizer.from_file(str(path))
         except Exception as error:  # the package raises bare Exception for every fault in the file
             raise TraceError("cannot read this tokenizer", path=str(path), seen=str(error)) from error
+        self._tokenizer.encode_special_tokens = True  # a marker written out in a text is text
         self.name = f"{path.name}:{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
         self.message_start = self._marker("<|im_start|>", "<|start_header_id|>", "<s>")
         self.message_end = self._marker("<|im_end|>", "<|eot_id|>", "</s>")
