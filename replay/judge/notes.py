@@ -47,7 +47,7 @@ def client_limits(
         notes.append(
             Note(
                 kind="client_stalled",
-                seen=f"the client's event loop stalled: worst delay per quarter second, {_tail_name(loop_lag)} {tail(loop_lag):.0f} ms",
+                seen=f"the client's event loop stalled: {_tail_name(loop_lag)} of its delays {tail(loop_lag):.0f} ms",
                 why="tokens are stamped late, so TTFT and ITL include the client's own delay",
                 action=less_load,
             )
