@@ -230,7 +230,11 @@ def _y(unit: str, kind: Kind, lines: Iterable[Line]) -> alt.Y:
         case "full":
             scale, axis = alt.Scale(domain=[0, 1]), {"format": "%", "tickCount": 5}
         case "log":
-            scale, axis = alt.Scale(type="log"), {"format": "~s", "values": _log_ticks(seen)}
+            low, high = _decades(seen)
+            # the usual ticks of a log axis are a dark carpet: decades, with 2 and 5 between them where there are few
+            steps = (1,) if high - low > 2 else (1, 2, 5)
+            ticks = [step * 10.0**decade for decade in range(low, high + 1) for step in steps]
+            scale, axis = alt.Scale(type="log", domain=[10.0**low, 10.0**high]), {"format": "~s", "values": ticks}
         case "share":
             scale, axis = alt.Scale(domainMin=0, domainMax=highest, nice=True), {"format": "~%", "tickCount": 5}
         case "count" | "bars":
@@ -238,11 +242,11 @@ def _y(unit: str, kind: Kind, lines: Iterable[Line]) -> alt.Y:
     return alt.Y("value:Q", title=unit, scale=scale, axis=alt.Axis(**axis, minExtent=AXIS_EXTENT, maxExtent=AXIS_EXTENT))
 
 
-def _log_ticks(seen: Iterable[float]) -> list[float]:
-    """Decades, with 2 and 5 between them where there are few: the usual ticks of a log axis are a dark carpet."""
+def _decades(seen: Iterable[float]) -> tuple[int, int]:
+    """Whole powers of ten around all values, at least one decade."""
     positive = [value for value in seen if value > 0] or [1.0]
-    low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
-    return [step * 10.0**decade for decade in range(low, high + 1) for step in ((1,) if high - low > 2 else (1, 2, 5))]
+    low = math.floor(math.log10(min(positive)))
+    return low, max(low + 1, math.ceil(math.log10(max(positive))))
 
 
 def _colour(legend: dict[str, tuple[str, list[int]]]) -> alt.Color:

@@ -48,7 +48,7 @@ def test_many_scales_are_printed_in_tables_that_fit(story):
     text = printed(judge_run(story.write()))
 
     assert text.count("verdict") == 3
-    assert "1x #0" in text and "1x #1" in text and "10x" in text
+    assert "1x #1" in text and "1x #2" in text and "10x" in text
     assert "…" not in text
 
 
