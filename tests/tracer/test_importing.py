@@ -2,9 +2,14 @@
 
 import hashlib
 import json
+import tempfile
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tracer import importing
 from tracer.errors import TraceError
@@ -100,6 +105,67 @@ def test_rows_out_of_order_are_sorted_stably_and_exported_as_they_were(
     assert [row["arrival_ns"] // 10**6 for row in rows] == [0, 10, 10, 40, 60]
     assert [row["input_tail_id"] for row in rows] == [1, 2, 3, 4, 5]  # first-seen order of the sorted rows
     assert parsed(tmp_path / "back.jsonl") == parsed(source)
+
+
+@st.composite
+def mooncake_sources(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Rows in any order of time, whole or split milliseconds, ids dense or not, keys beyond the four."""
+    rows = []
+    for _ in range(draw(st.integers(1, 15))):
+        tokens = draw(st.integers(0, 1600))
+        count = -(-tokens // 512)
+        row = {
+            "timestamp": draw(st.integers(0, 500) | st.floats(0, 500)),
+            "input_length": tokens,
+            "output_length": draw(st.integers(0, 900)),
+            "hash_ids": draw(st.lists(st.integers(0, 4) | st.just(10**9), min_size=count, max_size=count)),
+        }
+        rows.append(row | draw(st.dictionaries(st.sampled_from(["session_id", "delay"]), st.integers(0, 3))))
+    return rows
+
+
+@given(mooncake_sources(), st.sampled_from(["\n", "\r\n"]))
+@settings(max_examples=40, deadline=None)
+def test_a_mooncake_file_comes_back_row_by_row_whatever_its_order(source: list[dict[str, Any]], end: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "m.jsonl").write_bytes("".join(json.dumps(row) + end for row in source).encode())
+
+        report = import_trace(folder / "m.jsonl", folder / "m.parquet", source_format="mooncake", strict=True)
+        export_trace(folder / "m.parquet", folder / "back.jsonl", "mooncake")
+
+        assert (report.rows, report.bad_rows) == (len(source), 0)
+        stamps_ns = [round(row["timestamp"] * 10**6) for row in source]
+        assert report.inversions == sum(b < a for a, b in pairwise(stamps_ns))
+        assert parsed(folder / "back.jsonl") == source
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**8), st.integers(0, 9000), st.integers(0, 900), st.integers(0, 3)), min_size=1),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["", "+00:00"]),
+    st.integers(0, 7),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_azure_file_comes_back_byte_by_byte_whatever_its_order(
+    rows: list[tuple[int, int, int, int]], end: str, zone: str, digits: int, has_images: bool
+) -> None:
+    lines = [HEADER.strip() + ",NumImages" * has_images]
+    for at, asked, answered, images in rows:
+        second, fraction = divmod(at, 10**7)
+        stamp = f"2024-05-10 00:00:{second:02d}" + f".{fraction:07d}"[: digits + 1] * (digits > 0) + zone
+        lines.append(f"{stamp},{asked},{answered}" + f",{images}" * has_images)
+    content = "".join(line + end for line in lines).encode()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.csv").write_bytes(content)
+
+        report = import_trace(folder / "a.csv", folder / "a.parquet", strict=True)
+        export_trace(folder / "a.parquet", folder / "back.csv", "azure")
+
+        assert report.rows == len(rows)
+        assert (folder / "back.csv").read_bytes() == content
 
 
 def test_azure_time_counts_from_the_earliest_row_and_keeps_its_wall_clock(tmp_path: Path) -> None:

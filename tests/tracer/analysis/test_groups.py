@@ -77,3 +77,38 @@ def test_requests_of_different_groups_share_nothing_but_global_blocks(words: lis
         for block in path.tolist()[groups.global_blocks[request] :]:
             assert owner.setdefault(block, int(groups.group_of[request])) == groups.group_of[request]
     assert sorted(set(groups.group_of.tolist())) == list(range(groups.count))
+
+
+@given(PATHS, st.floats(0.01, 0.6), st.lists(st.integers(-1, 5), min_size=60, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_sessions_stay_whole_and_are_only_joined_where_blocks_are_shared(
+    words: list[list[int]], share: float, drawn: list[int]
+) -> None:
+    blocks = chained(words)
+    sessions = np.array(drawn[: len(words)])
+
+    groups = sharing_groups(blocks, sessions, max_share=share)
+
+    edges = [(("session", session), request) for request, session in enumerate(sessions.tolist()) if session >= 0]
+    for request, path in enumerate(blocks):
+        edges += [(("block", block), request) for block in path.tolist()[groups.global_blocks[request] :]]
+    assert partition(groups.group_of.tolist()) == partition(connected(len(words), edges))
+
+
+def connected(count: int, edges: list[tuple[tuple[str, int], int]]) -> list[int]:
+    """Smallest request that each can be reached from, by passing the lower number on until nothing changes."""
+    lowest = list(range(count))
+    while True:
+        by_key: dict[tuple[str, int], int] = {}
+        for key, request in edges:
+            by_key[key] = min(by_key.get(key, count), lowest[request])
+        passed = list(lowest)
+        for key, request in edges:
+            passed[request] = min(passed[request], by_key[key])
+        if passed == lowest:
+            return lowest
+        lowest = passed
+
+
+def partition(labels: list[int]) -> set[frozenset[int]]:
+    return {frozenset(k for k, one in enumerate(labels) if one == label) for label in labels}
