@@ -41,15 +41,15 @@ class Crowd:
     arrive_within_s: float
     turns: int
     think_s: float
+    kv_tokens: int  # of the simulated server: small, so that what one laptop can send fills it at 5x
     system_prompts: int = 3
     system_words: int = 700
     message_words: tuple[int, int] = (60, 700)
     answer_tokens: tuple[int, int] = (40, 120)
-    kv_tokens: int = 40_000  # of the simulated server: small, so that what one laptop can send fills it at 5x
 
 
-FULL = Crowd(users=50, arrive_within_s=11.0, turns=4, think_s=1.0)
-QUICK = Crowd(users=20, arrive_within_s=2.5, turns=2, think_s=0.5, kv_tokens=20_000)
+FULL = Crowd(users=40, arrive_within_s=8.5, turns=4, think_s=0.8, kv_tokens=34_000)
+QUICK = Crowd(users=16, arrive_within_s=1.8, turns=2, think_s=0.3, answer_tokens=(20, 60), kv_tokens=12_000)
 
 
 def run_demo(folder: Path, quick: bool, seed: int, out: Console, err: Console) -> int:
@@ -66,7 +66,7 @@ def run_demo(folder: Path, quick: bool, seed: int, out: Console, err: Console) -
     recording, workload, run_dir = folder / "recording.parquet", folder / "workload.parquet", folder / "run"
 
     def step(number: int, title: str) -> None:
-        err.print(f"\n[bold]{number}/5 {title}[/bold]", highlight=False)
+        err.print(f"\n[bold]{number}/4 {title}[/bold]", highlight=False)
 
     with _started(folder, "serve", "--preset", PRESET, "--kv-tokens", str(crowd.kv_tokens), "--port", "0") as server:
         step(1, f"record: {crowd.users} people chat with a simulated server ({PRESET}, {crowd.kv_tokens} KV tokens)")
@@ -77,9 +77,8 @@ def run_demo(folder: Path, quick: bool, seed: int, out: Console, err: Console) -
         step(3, "generate: draw the recorded sharing groups again")
         for line in run_generate(GenerateOptions(from_trace=recording), seed, workload):
             err.print(line, highlight=False, markup=False)
-        step(4, "replay it at 1x, 2x and 5x as many users")
+        step(4, "replay it at 1x, 2x and 5x as many users, and report")
         config = ReplayConfig(trace=workload, target=server, run_dir=run_dir, scales=scales, seed=seed)
-        step(5, "report")
         code = run_and_report(config, [], None, out, err)
     shutil.copy(run_dir / "report.html", folder / "report.html")
     err.print(f"open {folder / 'report.html'} in a browser ({PRODUCER})", highlight=False, soft_wrap=True)

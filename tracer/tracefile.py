@@ -79,9 +79,7 @@ class TraceWriter:
         count = len(self._rows)
         present = set().union(*self._rows)  # most columns of most traces are absent
         columns = [
-            pa.array([row.get(f.name) for row in self._rows], type=f.type)
-            if f.name in present
-            else pa.nulls(count, f.type)
+            pa.array([row.get(f.name) for row in self._rows], type=f.type) if f.name in present else pa.nulls(count, f.type)
             for f in SCHEMA
         ]
         self._file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))

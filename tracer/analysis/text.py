@@ -70,8 +70,8 @@ def _print_sharing(found: Analysis, console: Console) -> None:
     if source is None or engine is None:
         return
     console.print(
-        f"\nblocks of {source.block_tokens} tokens as in the source: {source.references:,} references, {source.unique:,} unique, "
-        f"{source.hits_infinite:,} hits with endless memory"
+        f"\nprompts alone, answers left out, in blocks of {source.block_tokens} tokens as in the source: "
+        f"{source.references:,} references, {source.unique:,} unique, {source.hits_infinite:,} hits with endless memory"
     )
     console.print(
         f"hit rate: {source.token_hit_rate:.4f} token-weighted, {source.block_hit_rate:.4f} of blocks, "
@@ -79,14 +79,15 @@ def _print_sharing(found: Analysis, console: Console) -> None:
     )
     sizes = ", ".join(f"{int(size):,}: {hits:,}" for size, hits in source.lru_hits.items())
     console.print(f"LRU hits by cache size in blocks: {sizes}")
-    console.print(f"sharing groups: {found.sharing_groups:,}" if found.sharing_groups is not None else "")
+    if found.sharing_groups is not None:
+        console.print(f"sharing groups: {found.sharing_groups:,}")
     console.print(_curve_table(engine))
     if found.top_prefixes:
         console.print(_prefix_table(found))
 
 
 def _curve_table(engine: EngineSharing) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="LRU hit rate by KV memory", title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", title="LRU hit rate by KV memory, answers cached too", title_justify="left")
     table.add_column("KV tokens", justify="right")
     table.add_column("hit rate", justify="right")
     table.add_column("")
