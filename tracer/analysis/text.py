@@ -87,7 +87,8 @@ def _print_sharing(found: Analysis, console: Console) -> None:
 
 
 def _curve_table(engine: EngineSharing) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="LRU hit rate by KV memory, answers cached too", title_justify="left")
+    title = "LRU hit rate by KV memory, answers cached too"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     table.add_column("KV tokens", justify="right")
     table.add_column("hit rate", justify="right")
     table.add_column("")
