@@ -5,12 +5,12 @@ and the traffic goes on.
 """
 
 import asyncio
-import os
-import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
@@ -197,8 +197,8 @@ class Proxy:
         self._task: asyncio.Task[None] | None = None
         self._ca_folder = ca_folder
 
-    async def start(self) -> str:
-        """Returns the URL to send requests to."""
+    async def start(self, *, share_port: bool = False) -> str:
+        """Returns the URL to send requests to. `share_port`: others of this user listen there too (SO_REUSEPORT)."""
         from mitmproxy import options
         from mitmproxy.addons import block, core, disable_h2c, next_layer, proxyserver, tlsconfig
         from mitmproxy.master import Master
@@ -220,14 +220,13 @@ class Proxy:
         self._master = master
         running = asyncio.Event()
         master.addons.add(_Running(running))
-        self._task = asyncio.create_task(master.run())
-        await running.wait()
+        with _listening(share_port):
+            self._task = asyncio.create_task(master.run())
+            await running.wait()
         addresses = server.listen_addrs()
         if not addresses:
             await self.stop(0)
             raise TraceError("cannot listen here", seen=f"{self._host}:{self._port}", next_step="Choose another --port or --host")
-        for instance in server.servers:
-            _widen_backlog(instance)
         host, port = addresses[0][:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -252,9 +251,12 @@ class _Running:
         self.event.set()
 
 
-def _widen_backlog(instance: object) -> None:
-    """asyncio listens with a backlog of 100: a burst of new connections would wait for SYN retries of a second."""
-    for server in getattr(instance, "_servers", ()):
-        for listening in getattr(server, "sockets", ()):
-            with socket.socket(fileno=os.dup(listening.fileno())) as copy:
-                copy.listen(BACKLOG)
+@contextmanager
+def _listening(share_port: bool) -> Iterator[None]:
+    """mitmproxy has no option for either. With asyncio's backlog of 100, bursts of connections wait a second for a SYN retry."""
+    original = asyncio.start_server
+    asyncio.start_server = partial(original, backlog=BACKLOG, reuse_port=share_port)
+    try:
+        yield
+    finally:
+        asyncio.start_server = original
