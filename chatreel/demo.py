@@ -26,7 +26,8 @@ from tracer.analysis.text import print_analysis
 from tracer.errors import TraceError
 from tracer.tokens import safe_words
 from tracer.tracefile import read_footer, read_table
-from tracer.wire.openai import StreamFacts, parse_chunk
+from tracer.wire.facts import StreamFacts
+from tracer.wire.openai import parse_chunk
 from tracer.wire.sse import SseParser
 
 PRESET = "laptop-demo"

@@ -48,6 +48,12 @@ _ENCODINGS: dict[str, tuple[str, str, dict[str, int]]] = {
     ),
 }
 BUILT_IN = tuple(_ENCODINGS)
+MEDIA_KINDS = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "document", "input_file"), "file"),
+}  # types of content parts in the APIs of OpenAI and Anthropic, and vLLM's
 
 
 class Tokenizer(Protocol):
@@ -151,16 +157,56 @@ def _chat_part(tokenizer: Tokenizer, role: str, text: str) -> list[int]:
 
 
 def flat_text(content: Any) -> str:
-    """Text of a message's content: a string, parts with `text`, or anything else as compact JSON."""
+    """The text that a message's content amounts to: a string, or its parts one after the other.
+
+    Tool calls give name and arguments, as the answer streamed them. An image, sound or file gives a marker that names its
+    kind and a digest of its content: another picture is another prefix. Anything else counts as compact JSON.
+    """
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list():
+            return "".join(flat_text(part) for part in content)
+        case {"type": "tool_use", "name": str(name)}:
+            return name + _compact(content.get("input"))
+        case {"type": "tool_result"}:
+            return flat_text(content.get("content"))
+        case {"type": "thinking", "thinking": str(text)}:
+            return text
+        case {"type": str(kind)} if kind in MEDIA_KINDS:
+            return f"[{MEDIA_KINDS[kind]} {hashlib.sha256(_compact(content).encode()).hexdigest()[:16]}]"
+        case {"text": str(text)}:
+            return text
+        case {"function": {"name": name, "arguments": str(arguments)}}:
+            return (name or "") + arguments
+    return _compact(content)
+
+
+def media_kinds(messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """`image`, `audio`, `video` or `file` for each attached part, in order, tool results included."""
+    found: list[str] = []
+    for message in messages:
+        found += _media_in(message.get("content"))
+    return found
+
+
+def _media_in(content: Any) -> list[str]:
+    if not isinstance(content, list):
+        return []
+    found: list[str] = []
+    for part in content:
+        if isinstance(part, Mapping):
+            kind = MEDIA_KINDS.get(str(part.get("type")))
+            found += [kind] if kind is not None else _media_in(part.get("content"))
+    return found
+
+
+def _compact(value: Any) -> str:
     import msgspec
 
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        return "".join(str(part["text"]) for part in content)
-    return msgspec.json.encode(content).decode()
+    return msgspec.json.encode(value).decode()
 
 
 @lru_cache(maxsize=4)

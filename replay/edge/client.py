@@ -14,7 +14,8 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from replay.outcome import ErrorKind
-from tracer.wire.openai import ChunkFacts, StreamFacts, parse_chunk, parse_response
+from tracer.wire.facts import ChunkFacts, StreamFacts
+from tracer.wire.openai import parse_chunk, parse_response
 from tracer.wire.sse import SseParser
 
 MAX_ERROR_CHARS = 300

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tracer.errors import TraceError
-from tracer.tokens import BUILT_IN, encode_chat, flat_text, load_tokenizer, safe_words
+from tracer.tokens import BUILT_IN, encode_chat, flat_text, load_tokenizer, media_kinds, safe_words
 
 MARKERS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
@@ -129,7 +129,11 @@ def test_a_chat_prompt_is_laid_out_as_chatml() -> None:
         (None, ""),
         ("plain", "plain"),
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
-        ([{"type": "image_url", "image_url": {"url": "x"}}], '[{"type":"image_url","image_url":{"url":"x"}}]'),
+        ([{"type": "strange", "x": 1}, "and text"], '{"type":"strange","x":1}and text'),
+        ([{"type": "tool_use", "id": "t", "name": "look", "input": {"q": 1}}], 'look{"q":1}'),
+        ([{"type": "tool_result", "content": [{"type": "text", "text": "found"}]}], "found"),
+        ([{"type": "thinking", "thinking": "hm", "signature": "s"}], "hm"),
+        ([{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}], "look{}"),
         ({"k": 1}, '{"k":1}'),
     ],
 )
@@ -190,3 +194,15 @@ def test_an_unknown_tokenizer_and_a_damaged_file_are_user_errors(tmp_path: Path)
     with pytest.raises(TraceError, match="cannot read this tokenizer") as caught:
         load_tokenizer(str(damaged))
     assert caught.value.path == str(damaged)
+
+
+def test_media_are_named_by_kind_and_content() -> None:
+    one, other = ({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{digits}"}} for digits in ("AAAA", "AAAB"))
+    sound = {"type": "tool_result", "content": [{"type": "input_audio", "input_audio": {"data": "UklG"}}]}
+
+    assert flat_text([one]).startswith("[image ") and len(flat_text([one])) < 30
+    assert flat_text([one]) == flat_text([dict(one)]) != flat_text([other])
+    assert media_kinds([{"content": [one, {"type": "text", "text": "a"}]}, {"content": [sound]}, {"content": "b"}]) == [
+        "image",
+        "audio",
+    ]

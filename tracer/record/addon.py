@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from tracer.errors import TraceError
 from tracer.record.exchange import Exchange, ExchangeFacts
 from tracer.record.messages import Ended, Started
-from tracer.wire.openai import CHAT, COMPLETIONS
+from tracer.wire import endpoint_of
 
 if TYPE_CHECKING:
     from mitmproxy.http import HTTPFlow
@@ -58,7 +58,7 @@ class RecorderAddon:
 
     def requestheaders(self, flow: "HTTPFlow") -> None:
         self.under_way.add(flow.id)
-        endpoint = _endpoint(flow.request.method, flow.request.path)
+        endpoint = endpoint_of(flow.request.path) if flow.request.method == "POST" else None
         if self.path_prefix:
             flow.request.path = self.path_prefix + flow.request.path
         if endpoint is None:
@@ -66,7 +66,7 @@ class RecorderAddon:
             return
         self.seen += 1
         now_ns = self.now_ns()
-        self._live[flow.id] = _Live(self.seen, now_ns, endpoint, Exchange(now_ns))
+        self._live[flow.id] = _Live(self.seen, now_ns, endpoint, Exchange(now_ns, endpoint))
 
     def request(self, flow: "HTTPFlow") -> None:
         live = self._live.get(flow.id)
@@ -141,11 +141,6 @@ class RecorderAddon:
             self.sink.ended(Ended(flow=live.number, arrival_ns=live.arrival_ns, endpoint=live.endpoint, facts=facts))
         except Exception:
             self.counts["hook_failures"] += 1
-
-
-def _endpoint(method: str, path: str) -> str | None:
-    path = path.partition("?")[0].rstrip("/")
-    return next((one for one in (CHAT, COMPLETIONS) if method == "POST" and path.endswith(one)), None)
 
 
 def _break(exchange: Exchange, flow: "HTTPFlow", now_ns: int) -> ExchangeFacts:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tracer.wire.openai import ChunkFacts, StreamFacts, Usage, parse_chunk, parse_response
+from tracer.wire import APIS, CHAT
+from tracer.wire.facts import ChunkFacts, StreamFacts, Usage
 from tracer.wire.sse import SseParser
 
 MAX_EVENT_BYTES = 4 << 20
@@ -36,6 +37,7 @@ class ExchangeFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_text: str = ""
     token_ids: list[int] | None = None  # only if every token came with its id
     prompt_token_ids: list[int] | None = None
+    response_id: str | None = None  # a later request may name it to continue
     chunk_delta_us: bytes = b""  # int32 each: gap before each token-bearing chunk, the first since arrival
     chunk_tokens: bytes | None = None  # int32 each; None where the server does not say
     bytes_in: int | None = None
@@ -46,8 +48,9 @@ class ExchangeFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Exchange:
     """Call `dispatched`, `answered`, `received`... as they happen, then `ended` or `broke` once."""
 
-    def __init__(self, arrival_ns: int) -> None:
+    def __init__(self, arrival_ns: int, endpoint: str = CHAT) -> None:
         self._arrival_ns = arrival_ns
+        self._api = APIS[endpoint]
         self._facts = ExchangeFacts()
         self._answer = StreamFacts()
         self._parser: SseParser | None = None
@@ -88,7 +91,7 @@ class Exchange:
                 return
         if self._parser is not None:
             for event in self._parser.feed(data):
-                self._event(now_ns, parse_chunk(event.data))
+                self._event(now_ns, self._api.parse_chunk(event.data))
         elif self._fits(len(data), MAX_BODY_BYTES):
             self._body.append(data)
 
@@ -145,10 +148,10 @@ class Exchange:
         is_whole_json = True
         if self._parser is not None:
             for event in self._parser.finish():
-                self._event(now_ns, parse_chunk(event.data))
+                self._event(now_ns, self._api.parse_chunk(event.data))
             facts.is_truncated |= self._parser.events_dropped > 0
         elif self._body and not facts.is_truncated:
-            whole = parse_response(b"".join(self._body))
+            whole = self._api.parse_response(b"".join(self._body))
             is_whole_json = whole.is_parsed
             answer.add(whole)
         facts.is_truncated |= self._bad_encoding
@@ -158,7 +161,7 @@ class Exchange:
         facts.tool_text = "".join(answer.tool_text)
         has_all_ids = answer.has_all_token_ids and not facts.is_truncated
         facts.token_ids = answer.token_ids if answer.token_ids and has_all_ids else None
-        facts.prompt_token_ids = answer.prompt_token_ids
+        facts.prompt_token_ids, facts.response_id = answer.prompt_token_ids, answer.response_id
         facts.chunk_delta_us = self._deltas_us.tobytes()
         if self._counts_tokens and self._tokens:
             facts.chunk_tokens = self._tokens.tobytes()

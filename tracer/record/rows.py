@@ -18,8 +18,9 @@ from tracer.record.privacy import Hasher, Tokens, as_tokens
 from tracer.record.prompts import PromptEncoder
 from tracer.record.states import TailIndex, chat_extends, chat_states
 from tracer.schema import BASE_BLOCK_TOKENS, ItlSummary
-from tracer.tokens import Tokenizer
-from tracer.wire.openai import CHAT, RequestBody, parse_request
+from tracer.tokens import Tokenizer, media_kinds
+from tracer.wire import APIS, COMPLETIONS
+from tracer.wire.openai import RequestBody
 
 _INT32 = 2**31 - 1
 _MODEL_CHARS = 200
@@ -60,7 +61,7 @@ class RowBuilder:
         if started.body is None:
             return pending
         try:
-            body = parse_request(_plain(started.body, started.encoding))
+            body = APIS[started.endpoint].parse_request(_plain(started.body, started.encoding))
         except Exception:  # anything a client can send; the row then has times and sizes only
             self.counts["requests_unreadable"] += 1
             return pending
@@ -85,7 +86,7 @@ class RowBuilder:
         output_hashes, output_tail = self._hash_answer(pending, answer)
         self._count_drift(pending, facts)
         row: dict[str, object] = {
-            "kind": "chat" if ended.endpoint == CHAT else "completion",
+            "kind": APIS[ended.endpoint].kind,
             "endpoint": ended.endpoint,
             "upstream": self._upstream,
             **pending.asked,
@@ -102,7 +103,7 @@ class RowBuilder:
             output_hashes=b"".join(output_hashes),
             client=pending.client,
             session=pending.session,
-            leaves=self._leaves(pending, answer, output_hashes, output_tail, facts.text),
+            leaves=self._leaves(pending, answer, output_hashes, output_tail, facts),
             extends=pending.extends,
         )
 
@@ -113,8 +114,15 @@ class RowBuilder:
             return self._hasher.session(b"key", body.prompt_cache_key.encode(), user)
         return None
 
+    def _response(self, response_id: str) -> bytes:
+        return self._hasher.message(b"response", response_id.encode())
+
     def _tokenize(self, pending: Pending, endpoint: str, body: RequestBody) -> None:
-        if endpoint == CHAT:
+        if body.previous_response_id:
+            pending.extends = [self._response(body.previous_response_id)]
+            self.counts["prompts_held_by_server"] += 1
+            return
+        if endpoint != COMPLETIONS:
             tokens, digests = self._prompts.chat(body)
             pending.chat, pending.extends = chat_extends(self._hasher, body.messages or [], digests)
         else:
@@ -166,13 +174,14 @@ class RowBuilder:
         return times
 
     def _leaves(
-        self, pending: Pending, answer: Tokens | None, output: list[bytes], output_tail: bytes | None, text: str
+        self, pending: Pending, answer: Tokens | None, output: list[bytes], output_tail: bytes | None, facts: ExchangeFacts
     ) -> list[bytes]:
         """Names of the states that this exchange leaves its conversation in, see sessions.py."""
+        named = [self._response(facts.response_id)] if facts.response_id is not None else []
         if pending.rest is None:
-            return []
+            return named
         if pending.chat is not None:
-            return chat_states(self._hasher, pending.chat, text)
+            return named + chat_states(self._hasher, pending.chat, facts.text)
         ends = []
         if answer is not None:
             ends.append((_last(pending, output), (len(pending.rest) + len(answer)) % BASE_BLOCK_TOKENS, output_tail))
@@ -213,6 +222,7 @@ def _asked(body: RequestBody) -> dict[str, object]:
         "tools_count": len(body.tools) if body.tools else None,
         "tool_choice": _tool_choice(body.tool_choice),
         "response_format": _response_format(body.response_format),
+        "media": media_kinds(body.messages or []) or None,
     }
 
 
@@ -241,6 +251,7 @@ def _sizes(pending: Pending, facts: ExchangeFacts, answer: Tokens | None) -> dic
     sizes["output_tokens"] = reported if reported is not None else local
     sizes["output_tokens_count_source"] = _source(reported, local)
     sizes["cached_tokens"] = _int32(usage.cached_tokens) if usage else None
+    sizes["cache_write_tokens"] = _int32(usage.cache_write_tokens) if usage else None
     sizes["reasoning_tokens"] = _int32(usage.reasoning_tokens) if usage else None
     return sizes
 

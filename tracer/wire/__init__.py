@@ -1,1 +1,36 @@
-"""Bytes of LLM APIs to typed facts and back. Pure: no clock, no socket; parsers are fed and never read."""
+"""Bytes of LLM APIs to facts, pure."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tracer.wire import anthropic, openai, responses
+from tracer.wire.facts import ChunkFacts
+from tracer.wire.openai import RequestBody
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+
+
+class Api(NamedTuple):
+    """How one endpoint speaks. The two response parsers never raise; `parse_request` raises msgspec.DecodeError."""
+
+    kind: str  # of the trace row
+    parse_request: Callable[[bytes], RequestBody]
+    parse_chunk: Callable[[bytes], ChunkFacts]
+    parse_response: Callable[[bytes], ChunkFacts]
+
+
+APIS: dict[str, Api] = {
+    CHAT: Api("chat", openai.parse_request, openai.parse_chunk, openai.parse_response),
+    COMPLETIONS: Api("completion", openai.parse_request, openai.parse_chunk, openai.parse_response),
+    RESPONSES: Api("chat", responses.parse_request, responses.parse_chunk, responses.parse_response),
+    MESSAGES: Api("chat", anthropic.parse_request, anthropic.parse_chunk, anthropic.parse_response),
+}
+
+
+def endpoint_of(path: str) -> str | None:
+    """The endpoint of a request path, whatever stands before it (`/openai/v1/...`) and behind a `?`."""
+    path = path.partition("?")[0].rstrip("/")
+    return next((one for one in APIS if path.endswith(one)), None)

@@ -3,42 +3,11 @@
 Fields beyond OpenAI's own are vLLM's: `token_ids` (with `return_token_ids`), `reasoning` / `reasoning_content`.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None  # None: the server does not say; 0: it says none
-    reasoning_tokens: int | None = None
-
-
-class ChunkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stream event, or one whole body, says about its first choice. A struct: cheapest to make per chunk."""
-
-    choice_index: int = 0  # with n > 1, events of several choices are interleaved
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: int = 0  # calls that begin here
-    tool_text: str = ""  # their names and arguments, or pieces of them
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    usage: Usage | None = None
-    error: str | None = None  # the server's own words
-    is_done: bool = False
-    is_parsed: bool = True
-
-    @property
-    def has_token(self) -> bool:
-        """A token of reasoning, answer or tool call: not a role, not an empty chunk, not usage alone."""
-        return bool(self.text or self.reasoning or self.tool_calls or self.tool_text or self.token_ids)
+from tracer.wire.facts import ChunkFacts, Usage
 
 
 class _Details(msgspec.Struct):
@@ -209,6 +178,7 @@ class RequestBody(msgspec.Struct):
     user: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
+    previous_response_id: str | None = None  # Responses: what came before stands on the server only
 
     @property
     def output_limit(self) -> int | None:
@@ -237,50 +207,3 @@ def text_prompt(prompt: Any) -> str | None:
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     return prompt if isinstance(prompt, str) else None
-
-
-@dataclass(slots=True)
-class StreamFacts:
-    """Folds the facts of a stream's events into those of its first answer (choice 0).
-
-    Usage is cumulative, so the last one wins, and it spans all choices.
-    """
-
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    tool_text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    prompt_token_ids: list[int] | None = None
-    has_all_token_ids: bool = True  # every token-bearing event carried its ids
-    tool_calls: int = 0
-    finish_reason: str | None = None
-    usage: Usage | None = None
-    error: str | None = None
-    is_done: bool = False
-
-    def add(self, facts: ChunkFacts) -> None:
-        if facts.choice_index == 0:
-            self._add_answer(facts)
-        if facts.usage is not None:
-            self.usage = facts.usage
-        if facts.prompt_token_ids is not None:
-            self.prompt_token_ids = facts.prompt_token_ids
-        if facts.error is not None:
-            self.error = facts.error
-        if facts.is_done:
-            self.is_done = True
-
-    def _add_answer(self, facts: ChunkFacts) -> None:
-        if facts.text:
-            self.text.append(facts.text)
-        if facts.reasoning:
-            self.reasoning.append(facts.reasoning)
-        if facts.tool_text:
-            self.tool_text.append(facts.tool_text)
-        if facts.token_ids is not None:
-            self.token_ids.extend(facts.token_ids)
-        elif facts.has_token:
-            self.has_all_token_ids = False
-        self.tool_calls += facts.tool_calls
-        if facts.finish_reason is not None:
-            self.finish_reason = facts.finish_reason

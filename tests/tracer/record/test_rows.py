@@ -11,7 +11,8 @@ from tracer.record.messages import Ended, Row, Started
 from tracer.record.privacy import Hasher
 from tracer.record.rows import RowBuilder, itl_summary
 from tracer.tokens import encode_chat, load_tokenizer
-from tracer.wire.openai import CHAT, COMPLETIONS, Usage
+from tracer.wire import CHAT, COMPLETIONS
+from tracer.wire.facts import Usage
 
 CL100K = load_tokenizer("cl100k")
 HASHER = Hasher(bytes(32))

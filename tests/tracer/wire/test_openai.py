@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.wire.openai import StreamFacts, Usage, parse_chunk, parse_request, parse_response, text_prompt, token_prompt
+from tracer.wire.facts import StreamFacts, Usage
+from tracer.wire.openai import parse_chunk, parse_request, parse_response, text_prompt, token_prompt
 
 
 def chunk(**body: object) -> bytes:
