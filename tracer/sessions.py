@@ -19,7 +19,8 @@ class Turn:
 
     request_id: int
     arrival_ns: int
-    end_ns: int | None  # on the clock of arrival_ns; None: it has no end, so nothing continues it
+    end_ns: int | None  # on the clock of arrival_ns; None: it has no end, so nothing continues it, unless
+    end_is_unknown: bool = False  # a log tells none: then an answer that a later prompt holds must have ended
     client: bytes | None = None  # breaks ties among equal conversations
     session_key: bytes | None = None  # given by the client; it decides
     leaves: Sequence[bytes] = ()
@@ -70,14 +71,16 @@ class SessionLinker:
             return Link(session_id=self._new_session(), turn=0)
         if parent is None or parent.link.session_id != named.link.session_id:
             parent = named
-        if not _has_ended(parent, turn):
+        if not (_has_ended(parent, turn) or (parent.turn.end_is_unknown and parent is not named)):
             return Link(session_id=named.link.session_id, turn=named.link.turn + 1)
         return _continue(turn, parent, session_id=named.link.session_id, turn_number=named.link.turn + 1)
 
     def _parent(self, turn: Turn) -> _Holder | None:
         for state in turn.extends:
             holders = [
-                one for one in self._states.get(state, ()) if _has_ended(one, turn) and one.turn.session_key == turn.session_key
+                one
+                for one in self._states.get(state, ())
+                if (one.turn.end_is_unknown or _has_ended(one, turn)) and one.turn.session_key == turn.session_key
             ]
             if holders:
                 self._states.move_to_end(state)
@@ -107,10 +110,10 @@ def _has_ended(earlier: _Holder, turn: Turn) -> bool:
 
 
 def _continue(turn: Turn, parent: _Holder, *, session_id: int, turn_number: int) -> Link:
-    assert parent.turn.end_ns is not None
+    end_ns = parent.turn.end_ns
     return Link(
         session_id=session_id,
         turn=turn_number,
         parent_request_id=parent.turn.request_id,
-        think_ns=max(turn.arrival_ns - parent.turn.end_ns, 0),
+        think_ns=max(turn.arrival_ns - end_ns, 0) if end_ns is not None else None,
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from tracer.blocks import DenseIds
 from tracer.errors import TraceError
-from tracer.record.messages import Begun, Header, Row, Totals
+from tracer.record.messages import LIVE, Begun, Header, Row, Totals
 from tracer.record.privacy import DIGEST_BYTES
 from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths
 from tracer.schema import COLUMNS, Footer, HashScheme, Request
@@ -104,8 +104,10 @@ def _compact(folder: Path, path: Path, counts: Mapping[str, int]) -> CompactResu
         losses[name] = max(losses[name], count)
     losses["requests_unfinished"] += len(set(index.begun).difference(index.flows))
     kept = {name: count for name, count in sorted(losses.items()) if count}
-    with TraceWriter(path, _footer(index.header, kept)) as writer:
-        for row in _rows(index):
+    is_live = index.header.source_format == LIVE
+    zero_ns = 0 if is_live else min(index.arrivals_ns, default=0)
+    with TraceWriter(path, _footer(index.header, kept, zero_ns)) as writer:
+        for row in _rows(index, zero_ns, is_live=is_live):
             writer.write(row)
     return CompactResult(path=path, rows=writer.rows_written, losses=kept)
 
@@ -146,26 +148,28 @@ def _check_header(index: _Index, number: int, payload: bytes) -> None:
     index.header = header
 
 
-def _footer(header: Header, losses: dict[str, int]) -> Footer:
+def _footer(header: Header, losses: dict[str, int], zero_ns: int) -> Footer:
     return Footer(
         producer=header.producer,
-        epoch_ns=header.epoch_ns,
+        source_format=header.source_format,
+        epoch_ns=header.epoch_ns + zero_ns,
         block_tokens=header.block_tokens,
         hashes=HashScheme(tokenizer=header.tokenizer, template=header.template, key_id=header.key_id, scope="global"),
         losses=losses,
     )
 
 
-def _rows(index: _Index) -> Iterator[Request]:
+def _rows(index: _Index, zero_ns: int, *, is_live: bool) -> Iterator[Request]:
+    """`zero_ns`: the arrival at which the trace begins."""
     blocks: DenseIds[bytes] = DenseIds()
     clients: DenseIds[bytes] = DenseIds()
     linker = SessionLinker()
     for request_id, record in enumerate(_in_arrival_order(index)):
-        row = {name: value for name, value in record.row.items() if name in _NAMES}
-        link = linker.link(_turn(request_id, record, row.get("end_ns")))
+        row = {name: value for name, value in record.row.items() if name in _NAMES and value != ""}
+        link = linker.link(_turn(request_id, record, row.get("end_ns"), is_live=is_live))
         row |= {
             "request_id": request_id,
-            "arrival_ns": record.arrival_ns,
+            "arrival_ns": record.arrival_ns - zero_ns,
             "client_id": clients[record.client] if record.client is not None else None,
             "session_id": link.session_id,
             "turn": link.turn,
@@ -179,11 +183,12 @@ def _rows(index: _Index) -> Iterator[Request]:
         yield cast(Request, row)
 
 
-def _turn(request_id: int, record: Row, end_ns: object) -> Turn:
+def _turn(request_id: int, record: Row, end_ns: object, *, is_live: bool) -> Turn:
     return Turn(
         request_id=request_id,
         arrival_ns=record.arrival_ns,
         end_ns=record.arrival_ns + end_ns if isinstance(end_ns, int) else None,
+        end_is_unknown=end_ns is None and not is_live and "error_kind" not in record.row,
         client=record.client,
         session_key=record.session,
         leaves=record.leaves,

@@ -4,6 +4,8 @@ import msgspec
 
 from tracer.record.exchange import ExchangeFacts
 
+LIVE = "chatreel"
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """First message to the worker."""
@@ -16,6 +18,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     upstream: str
     producer: str
     counts: dict[str, int] = {}  # of workers before this one
+    source_format: str = LIVE
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -35,6 +38,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     arrival_ns: int
     endpoint: str
     facts: ExchangeFacts
+    upstream: str | None = None  # where it is not the recording's only one
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
@@ -71,6 +75,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     template: str
     block_tokens: int
+    source_format: str = LIVE  # else a capture's: arrivals are wall clock, and the trace begins at the first
 
 
 class Row(msgspec.Struct, kw_only=True, tag="row"):

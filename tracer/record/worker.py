@@ -64,7 +64,10 @@ class Worker:
                 self._pending[message.flow] = message, self._builder.start(message)
             case Ended():
                 _, pending = self._pending.pop(message.flow, (None, None))
-                self._writer.add(_pack(self._builder.end(pending, message)))
+                row = self._builder.end(pending, message)
+                if message.upstream is not None:
+                    row.row["upstream"] = message.upstream
+                self._writer.add(_pack(row))
             case Counted():
                 self._told = message.counts
             case Stop():
@@ -117,6 +120,7 @@ def build(config: WorkerConfig, now_ns: int) -> Worker:
         tokenizer=tokenizer.name,
         template="chatml",
         block_tokens=BASE_BLOCK_TOKENS,
+        source_format=config.source_format,
     )
     builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times, upstream=config.upstream)
     writer = SegmentWriter(Path(config.folder), _pack(header), now_ns)
