@@ -9,7 +9,8 @@ from rich.live import Live
 
 from tracer.errors import TraceError
 from tracer.record.compactor import compact, segments_folder
-from tracer.record.recording import RecordConfig, RecordStats, record
+from tracer.record.recording import record
+from tracer.record.session import RecordConfig, RecordStats
 
 
 def run_record(

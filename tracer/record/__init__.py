@@ -8,18 +8,14 @@ rows.py        request + facts -> the row that may be written (allow-list)
 privacy.py     the key, and every hash made with it
 writer.py      crash-safe segments; a full disk stops writing, never traffic
 compactor.py   segments -> trace file
+session.py     one proxy and its worker
+supervisor.py  several of them on one port; lane.py is one of those
 recording.py   what the command and tests call
 """
 
 from tracer.record.compactor import CompactResult, compact
-from tracer.record.recording import (
-    RecordConfig,
-    RecorderProcess,
-    RecordResult,
-    RecordStats,
-    record,
-    start_recorder,
-)
+from tracer.record.recording import RecorderProcess, RecordResult, record, start_recorder
+from tracer.record.session import RecordConfig, RecordStats
 
 __all__ = [
     "CompactResult",

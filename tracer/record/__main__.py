@@ -12,7 +12,8 @@ import time
 import msgspec
 
 from tracer.errors import TraceError
-from tracer.record.recording import RecordConfig, record
+from tracer.record.recording import record
+from tracer.record.session import RecordConfig
 
 
 def _say(value: object) -> None:

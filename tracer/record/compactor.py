@@ -8,24 +8,27 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tracer.blocks import DenseIds
 from tracer.errors import TraceError
 from tracer.record.messages import LIVE, Begun, Header, Row, Totals
 from tracer.record.privacy import DIGEST_BYTES
-from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths
+from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths, series_folders
 from tracer.schema import COLUMNS, Footer, HashScheme, Request
 from tracer.sessions import SessionLinker, Turn
 from tracer.tracefile import TraceWriter
 
 LOCK_WAIT_S = 10.0  # a recorder that was killed leaves a worker that still writes for a moment
 _OPEN_FILES = 16
+_SERIES_BIT = 40
 _NAMES = {name for name, _, _ in COLUMNS}
 
 
@@ -47,14 +50,20 @@ _decode_row = msgspec.msgpack.Decoder(Row).decode
 
 @dataclass(slots=True)
 class _Index:
+    """`flows` are made distinct by the number of the series, since each counts its own from one."""
+
     paths: list[Path]
+    series: list[int]  # of each path
     header: Header | None = None
     arrivals_ns: "array[int]" = field(default_factory=lambda: array("q"))
     flows: "array[int]" = field(default_factory=lambda: array("q"))
     files: "array[int]" = field(default_factory=lambda: array("q"))
     offsets: "array[int]" = field(default_factory=lambda: array("q"))
     begun: "array[int]" = field(default_factory=lambda: array("q"))
-    losses: Counter[str] = field(default_factory=Counter)
+    totals: dict[int, Counter[str]] = field(default_factory=dict)  # by series
+
+    def losses(self) -> Counter[str]:
+        return sum(self.totals.values(), Counter())
 
 
 def segments_folder(recording: Path) -> Path:
@@ -81,28 +90,28 @@ def compact(
     path = Path(out) if out is not None else folder.with_suffix(".parquet")
     if path.exists():
         raise TraceError("this trace exists already", path=str(path), next_step="Choose another -o path")
-    lock = lock_folder(folder, LOCK_WAIT_S)
-    try:
+    with ExitStack() as locks:
+        for one in series_folders(folder):
+            locks.callback(os.close, lock_folder(one, LOCK_WAIT_S))
         result = _compact(folder, path, counts or {})
-    finally:
-        os.close(lock)
     if not keep_segments:
         shutil.rmtree(folder)
     return result
 
 
 def _compact(folder: Path, path: Path, counts: Mapping[str, int]) -> CompactResult:
-    index = _Index(segment_paths(folder))
+    found = [(path, series) for series, one in enumerate(series_folders(folder)) for path in segment_paths(one)]
+    index = _Index([path for path, _ in found], [series for _, series in found])
     for number in range(len(index.paths)):
         _scan(index, number)
     if index.header is None:
         raise TraceError(
             "nothing was recorded", path=str(folder), seen="no readable segment", wanted="at least one with a header"
         )
-    losses = index.losses
+    losses = index.losses()
     for name, count in counts.items():
         losses[name] = max(losses[name], count)
-    losses["requests_unfinished"] += len(set(index.begun).difference(index.flows))
+    losses["requests_unfinished"] += len(np.setdiff1d(_column(index.begun), _column(index.flows)))
     kept = {name: count for name, count in sorted(losses.items()) if count}
     is_live = index.header.source_format == LIVE
     zero_ns = 0 if is_live else min(index.arrivals_ns, default=0)
@@ -113,6 +122,8 @@ def _compact(folder: Path, path: Path, counts: Mapping[str, int]) -> CompactResu
 
 
 def _scan(index: _Index, number: int) -> None:
+    series = index.series[number]
+    totals = index.totals.setdefault(series, Counter())
     with open(index.paths[number], "rb") as file:
         reader = SegmentReader(file)
         for record, (offset, payload) in enumerate(reader):
@@ -122,17 +133,17 @@ def _scan(index: _Index, number: int) -> None:
             match _peek(payload):
                 case _PeekRow(flow=flow, arrival_ns=arrival_ns):
                     index.arrivals_ns.append(arrival_ns)
-                    index.flows.append(flow)
+                    index.flows.append(series << _SERIES_BIT | flow)
                     index.files.append(number)
                     index.offsets.append(offset)
                 case Begun(flow=flow):
-                    index.begun.append(flow)
+                    index.begun.append(series << _SERIES_BIT | flow)
                 case Totals(counts=counts):
                     for name, count in counts.items():
-                        index.losses[name] = max(index.losses[name], count)
+                        totals[name] = max(totals[name], count)
     if reader.torn_bytes:
-        index.losses["torn_segments"] += 1
-        index.losses["torn_bytes"] += reader.torn_bytes
+        totals["torn_segments"] += 1
+        totals["torn_bytes"] += reader.torn_bytes
 
 
 def _check_header(index: _Index, number: int, payload: bytes) -> None:
@@ -202,7 +213,7 @@ def _ids(blocks: "DenseIds[bytes]", joined: bytes) -> list[int]:
 
 def _in_arrival_order(index: _Index) -> Iterator[Row]:
     """A request written twice, because the disk failed in between and could not be cut, counts once."""
-    order = np.lexsort((np.frombuffer(index.flows, dtype=np.int64), np.frombuffer(index.arrivals_ns, dtype=np.int64)))
+    order = np.lexsort((_column(index.flows), _column(index.arrivals_ns)))
     previous = -1
     with _Files(index.paths) as file_of:
         for at in order.tolist():
@@ -214,6 +225,10 @@ def _in_arrival_order(index: _Index) -> Iterator[Row]:
             payload = read_record(file)
             if payload is not None:
                 yield _decode_row(payload)
+
+
+def _column(values: "array[int]") -> NDArray[np.int64]:
+    return np.frombuffer(values, dtype=np.int64)
 
 
 class _Files:

@@ -167,6 +167,16 @@ def segment_paths(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.stem))
 
 
+def lane_folder(folder: Path, number: int) -> Path:
+    """Where one of several writers of a recording has its segments."""
+    return folder / f"lane-{number:06d}"
+
+
+def series_folders(folder: Path) -> list[Path]:
+    """All folders of a recording that may hold segments: its own, and one per lane."""
+    return [folder, *sorted(folder.glob("lane-*"))]
+
+
 class SegmentReader:
     """Iterates (offset, payload) up to the end or the first record that is cut or damaged.
 

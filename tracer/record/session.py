@@ -1,0 +1,190 @@
+"""One proxy and its worker, from start to the worker's farewell. Blocks nothing but its own event loop."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from tracer.errors import TraceError
+from tracer.record.addon import Proxy, RecorderAddon, parse_upstream
+from tracer.record.channel import QUEUE_BYTES, Channel
+from tracer.record.messages import Counted, WorkerConfig
+
+STATS_S = 1.0
+WARN_AGAIN_S = 60.0
+WORKER_FINISH_S = 120.0
+
+
+class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
+    upstream: str
+    out: str  # trace file to write, .parquet
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    tokenizer: str = "cl100k"
+    chunk_times: bool = False
+    key_path: str | None = None  # an existing key, to make traces that can be compared; else a new one beside `out`
+    drain_s: float = 30.0  # how long requests under way may take to end after the stop signal
+    queue_bytes: int = QUEUE_BYTES  # per proxy
+    workers: int = 1  # proxies with a writer each, all on one port
+
+
+class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
+    seen: int = 0  # requests of the recorded endpoints
+    in_flight: int = 0  # requests of all endpoints
+    recorded: int = 0  # rows on disk
+    lost: int = 0  # rows that will never be
+    prompts_shed: int = 0  # rows without their prompt's blocks, because the worker lagged
+    token_drift: int = 0  # rows whose prompt the server counted otherwise than our tokenizer
+    passed_through: int = 0  # requests of other endpoints
+    queued_bytes: int = 0
+    disk_error: str | None = None
+
+
+class Session:
+    """One run of proxy and worker, from start to the worker's farewell."""
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        worker: WorkerConfig,
+        warn: Callable[[str], None],
+        on_stats: Callable[[RecordStats], None],
+        started_ns: int,
+        *,
+        share_port: bool = False,
+    ) -> None:
+        self._config = config
+        self._worker = worker
+        self._warn = warn
+        self._on_stats = on_stats
+        self._share_port = share_port
+        self._now_ns = lambda: time.monotonic_ns() - started_ns
+        self._channel: Channel | None = None
+        self._addon: RecorderAddon | None = None
+        self._warned: tuple[str | None, int] = (None, 0)
+        self._warn_at = 0.0
+
+    async def run(self, on_ready: Callable[[str], None]) -> None:
+        stop, cut = asyncio.Event(), asyncio.Event()
+        watch_signals(stop, cut)
+        channel = self._channel = Channel(self._worker, self._warn, self._config.queue_bytes)
+        failed = await channel.start()
+        if failed is not None:
+            raise TraceError(f"cannot record: {failed}")
+        upstream = parse_upstream(self._config.upstream)
+        self._addon = RecorderAddon(channel, self._now_ns, upstream.path_prefix)
+        proxy = Proxy(upstream, self._config.host, self._config.port, self._addon, Path(self._worker.folder, "ca"))
+        try:
+            on_ready(await proxy.start(share_port=self._share_port))
+            while not await is_set(stop, STATS_S):
+                self._tick()
+            await self._stop(proxy, cut)
+        finally:
+            channel.tell(Counted(counts=self._own_counts()))
+            await channel.finish(WORKER_FINISH_S)
+            self._tick()
+
+    async def _stop(self, proxy: Proxy, cut: asyncio.Event) -> None:
+        stopping = asyncio.ensure_future(proxy.stop(self._config.drain_s))
+        while not stopping.done():
+            self._tick()
+            if await is_set(cut, 0.2) and self._addon is not None:
+                self._addon.under_way.clear()
+                await asyncio.sleep(0.05)
+        await stopping
+
+    def _tick(self) -> None:
+        assert self._channel is not None
+        self._channel.tell(Counted(counts=self._own_counts()))
+        stats = self.stats()
+        try:
+            self._on_stats(stats)
+        except Exception:  # a live line that cannot be drawn must not stop traffic
+            pass
+        self._warn_of_trouble(stats)
+
+    def _warn_of_trouble(self, stats: RecordStats) -> None:
+        """At once when it begins or changes, then once a minute."""
+        trouble = (stats.disk_error, stats.lost)
+        now = time.monotonic()
+        if trouble == (None, 0) or (trouble[0] == self._warned[0] and now < self._warn_at):
+            return
+        if trouble == self._warned and stats.disk_error is None:
+            return
+        self._warned, self._warn_at = trouble, now + WARN_AGAIN_S
+        if stats.disk_error is not None:
+            self._warn(
+                f"RECORDING HAS STOPPED: {stats.disk_error}. Traffic flows on; {stats.lost} rows lost so far. "
+                f"Free space under {self._worker.folder}; the next try is within ten seconds"
+            )
+        else:
+            self._warn(f"{stats.lost} rows lost so far")
+
+    def stats(self) -> RecordStats:
+        assert self._channel is not None
+        addon, channel, counts = self._addon, self._channel, self.counts()
+        return RecordStats(
+            seen=addon.seen if addon else 0,
+            in_flight=len(addon.under_way) if addon else 0,
+            recorded=channel.recorded,
+            lost=counts.get("rows_lost_in_queue", 0) + counts.get("rows_lost_on_disk", 0),
+            prompts_shed=channel.prompts_shed,
+            token_drift=counts.get("token_drift", 0),
+            passed_through=counts.get("passed_through", 0),
+            queued_bytes=channel.queued_bytes,
+            disk_error=channel.report.disk_error,
+        )
+
+    def counts(self) -> dict[str, int]:
+        assert self._channel is not None
+        return {**self._channel.report.counts, **self._own_counts()}
+
+    def _own_counts(self) -> dict[str, int]:
+        channel, addon = self._channel, self._addon
+        assert channel is not None
+        counts = dict(addon.counts) if addon else {}
+        counts |= {"rows_lost_in_queue": channel.rows_lost, "prompts_shed": channel.prompts_shed}
+        counts["worker_deaths"] = channel.worker_deaths
+        return {name: count for name, count in counts.items() if count}
+
+
+async def is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def watch_signals(stop: asyncio.Event, cut: asyncio.Event) -> None:
+    """The first signal sets `stop`, the second one `cut`. Only the main thread gets signals."""
+
+    def on_signal() -> None:
+        (cut if stop.is_set() else stop).set()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+def summed(parts: Iterable[RecordStats]) -> RecordStats:
+    """Of several proxies; the first disk error stands for all."""
+    total = RecordStats()
+    for part in parts:
+        total = RecordStats(
+            seen=total.seen + part.seen,
+            in_flight=total.in_flight + part.in_flight,
+            recorded=total.recorded + part.recorded,
+            lost=total.lost + part.lost,
+            prompts_shed=total.prompts_shed + part.prompts_shed,
+            token_drift=total.token_drift + part.token_drift,
+            passed_through=total.passed_through + part.passed_through,
+            queued_bytes=total.queued_bytes + part.queued_bytes,
+            disk_error=total.disk_error or part.disk_error,
+        )
+    return total
