@@ -19,9 +19,10 @@ from tracer.errors import TraceError
 from tracer.record.exchange import Exchange, ExchangeFacts
 from tracer.record.messages import Ended, Started
 from tracer.wire import endpoint_of
+from tracer.wire.usage import UsageStripper, with_usage
 
 if TYPE_CHECKING:
-    from mitmproxy.http import HTTPFlow
+    from mitmproxy.http import Headers, HTTPFlow
     from mitmproxy.master import Master
 
 SESSION_HEADER = "x-session-id"
@@ -42,6 +43,7 @@ class _Live:
     arrival_ns: int
     endpoint: str
     exchange: Exchange
+    stripper: UsageStripper | None = None  # of usage that we asked for, not the client
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class RecorderAddon:
     sink: Sink
     now_ns: Callable[[], int]
     path_prefix: str = ""  # of the upstream's URL
+    forces_usage: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     seen: int = 0  # requests of the recorded endpoints
     under_way: set[str] = field(default_factory=set)  # flow ids, of all endpoints
@@ -74,6 +77,8 @@ class RecorderAddon:
             return
         try:
             self._start(flow, live)
+            if self.forces_usage:
+                _ask_usage(flow, live)
         except Exception:
             self.counts["hook_failures"] += 1
 
@@ -84,9 +89,11 @@ class RecorderAddon:
         if live is None:
             flow.response.stream = True
             return
-        flow.response.stream = self._forward(live.exchange)
+        flow.response.stream = self._forward(live)
         try:
             headers = flow.response.headers
+            if not _can_strip(headers):
+                live.stripper = None
             live.exchange.answered(
                 flow.response.status_code, headers.get("content-type", ""), headers.get("content-encoding", "")
             )
@@ -115,18 +122,21 @@ class RecorderAddon:
             )
         )
 
-    def _forward(self, exchange: Exchange) -> Callable[[bytes], bytes]:
+    def _forward(self, live: _Live) -> Callable[[bytes], bytes | list[bytes]]:
         """mitmproxy drops a chunk whose callable raises, and ends the body at an empty one: so neither ever happens.
 
-        It calls with b"" once, at the end.
+        It calls with b"" once, at the end. An empty list passes nothing on.
         """
 
-        def forward(data: bytes) -> bytes:
-            if data:
-                try:
-                    exchange.received(self.now_ns(), data)
-                except Exception:
-                    self.counts["hook_failures"] += 1
+        def forward(data: bytes) -> bytes | list[bytes]:
+            try:
+                if data:
+                    live.exchange.received(self.now_ns(), data)
+                if live.stripper is not None:
+                    passing = live.stripper.feed(data) if data else live.stripper.finish()
+                    return [passing] if passing else []
+            except Exception:
+                self.counts["hook_failures"] += 1
             return data
 
         return forward
@@ -141,6 +151,23 @@ class RecorderAddon:
             self.sink.ended(Ended(flow=live.number, arrival_ns=live.arrival_ns, endpoint=live.endpoint, facts=facts))
         except Exception:
             self.counts["hook_failures"] += 1
+
+
+def _ask_usage(flow: "HTTPFlow", live: _Live) -> None:
+    """Only a stream that comes in plain can be cleaned of the usage event again."""
+    if flow.request.headers.get("content-encoding", "identity") != "identity":
+        return
+    body = with_usage(live.endpoint, flow.request.raw_content or b"")
+    if body is not None:
+        flow.request.content = body  # sets its length too
+        flow.request.headers["accept-encoding"] = "identity"
+        live.stripper = UsageStripper()
+
+
+def _can_strip(headers: "Headers") -> bool:
+    """A length that was promised must be kept, and what is packed cannot be cut."""
+    is_stream = "event-stream" in headers.get("content-type", "")
+    return is_stream and "content-length" not in headers and headers.get("content-encoding", "identity") == "identity"
 
 
 def _break(exchange: Exchange, flow: "HTTPFlow", now_ns: int) -> ExchangeFacts:

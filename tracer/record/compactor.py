@@ -22,6 +22,7 @@ from tracer.errors import TraceError
 from tracer.record.messages import LIVE, Begun, Header, Row, Totals
 from tracer.record.privacy import DIGEST_BYTES
 from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths, series_folders
+from tracer.retries import RetryLinker
 from tracer.schema import COLUMNS, Footer, HashScheme, Request
 from tracer.sessions import SessionLinker, Turn
 from tracer.tracefile import TraceWriter
@@ -174,7 +175,7 @@ def _rows(index: _Index, zero_ns: int, *, is_live: bool) -> Iterator[Request]:
     """`zero_ns`: the arrival at which the trace begins."""
     blocks: DenseIds[bytes] = DenseIds()
     clients: DenseIds[bytes] = DenseIds()
-    linker = SessionLinker()
+    linker, retries = SessionLinker(), RetryLinker()
     for request_id, record in enumerate(_in_arrival_order(index)):
         row = {name: value for name, value in record.row.items() if name in _NAMES and value != ""}
         link = linker.link(_turn(request_id, record, row.get("end_ns"), is_live=is_live))
@@ -182,6 +183,7 @@ def _rows(index: _Index, zero_ns: int, *, is_live: bool) -> Iterator[Request]:
             "request_id": request_id,
             "arrival_ns": record.arrival_ns - zero_ns,
             "client_id": clients[record.client] if record.client is not None else None,
+            "retry_of": _retry(retries, request_id, record) if record.body is not None else None,
             "session_id": link.session_id,
             "turn": link.turn,
             "parent_request_id": link.parent_request_id,
@@ -192,6 +194,12 @@ def _rows(index: _Index, zero_ns: int, *, is_live: bool) -> Iterator[Request]:
             row["input_tail_id"] = blocks[record.input_tail] if record.input_tail else None
             row["output_blocks"] = _ids(blocks, record.output_hashes)
         yield cast(Request, row)
+
+
+def _retry(retries: RetryLinker, request_id: int, record: Row) -> int | None:
+    end_ns, has_failed = record.row.get("end_ns"), record.row.get("error_kind") is not None
+    took_ns = end_ns if isinstance(end_ns, int) else 0
+    return retries.link(request_id, record.body or b"", record.arrival_ns, record.arrival_ns + took_ns, has_failed=has_failed)
 
 
 def _turn(request_id: int, record: Row, end_ns: object, *, is_live: bool) -> Turn:

@@ -91,6 +91,7 @@ class Row(msgspec.Struct, kw_only=True, tag="row"):
     session: bytes | None = None
     leaves: list[bytes] = []
     extends: list[bytes] = []
+    body: bytes | None = None  # digest of the request as sent, client included
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):

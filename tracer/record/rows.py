@@ -42,6 +42,7 @@ class Pending(msgspec.Struct, kw_only=True):
     extends: list[bytes] = []
     session: bytes | None = None
     client: bytes | None = None
+    body: bytes | None = None
 
 
 class RowBuilder:
@@ -60,6 +61,7 @@ class RowBuilder:
         pending = Pending()
         if started.body is None:
             return pending
+        pending.body = self._hasher.message(b"body", started.credential, started.body)
         try:
             body = APIS[started.endpoint].parse_request(_plain(started.body, started.encoding))
         except Exception:  # anything a client can send; the row then has times and sizes only
@@ -105,6 +107,7 @@ class RowBuilder:
             session=pending.session,
             leaves=self._leaves(pending, answer, output_hashes, output_tail, facts),
             extends=pending.extends,
+            body=pending.body,
         )
 
     def _session(self, started: Started, body: RequestBody, user: bytes) -> bytes | None:

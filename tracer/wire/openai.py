@@ -108,6 +108,15 @@ def parse_response(body: bytes) -> ChunkFacts:
     )
 
 
+def is_usage_alone(data: bytes) -> bool:
+    """Whether a stream event holds usage and no choice: the one that `include_usage` adds."""
+    try:
+        raw = _decode(data)
+    except _FAULTS:
+        return False
+    return raw.usage is not None and raw.choices == []
+
+
 def _unusual(body: bytes) -> ChunkFacts:
     """An error object inside a body that is odd elsewhere still counts as one."""
     try:
