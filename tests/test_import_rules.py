@@ -16,6 +16,7 @@ PURE = [
     "replay/plan",
     "replay/judge",
     "tracer/wire",
+    "tracer/captures",
     "tracer/formats",
     "tracer/analysis",
     "replay/sim/engine.py",
