@@ -26,6 +26,7 @@ class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0  # 0: any free one
     tokenizer: str = "cl100k"
     chunk_times: bool = False
+    force_usage: bool = False  # ask the server for usage where the client does not, and keep it from the client
     key_path: str | None = None  # an existing key, to make traces that can be compared; else a new one beside `out`
     drain_s: float = 30.0  # how long requests under way may take to end after the stop signal
     queue_bytes: int = QUEUE_BYTES  # per proxy
@@ -76,7 +77,7 @@ class Session:
         if failed is not None:
             raise TraceError(f"cannot record: {failed}")
         upstream = parse_upstream(self._config.upstream)
-        self._addon = RecorderAddon(channel, self._now_ns, upstream.path_prefix)
+        self._addon = RecorderAddon(channel, self._now_ns, upstream.path_prefix, forces_usage=self._config.force_usage)
         proxy = Proxy(upstream, self._config.host, self._config.port, self._addon, Path(self._worker.folder, "ca"))
         try:
             on_ready(await proxy.start(share_port=self._share_port))
