@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from tracer.captures import Capture, Captured, Rejected, gateway_csv, har, mitm, openai_jsonl
+from tracer.captures import Capture, Captured, Rejected, gateway_csv, goreplay, har, mitm, openai_jsonl
 from tracer.errors import TraceError
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import Counted, Ended, Started, WorkerConfig
@@ -25,7 +25,9 @@ from tracer.tracefile import read_footer
 from tracer.wire import COMPLETIONS
 
 # In the order in which they are asked whether they know a file: the looser come last.
-CAPTURES: dict[str, Capture] = {one.NAME: one for one in cast(tuple[Capture, ...], (mitm, har, gateway_csv, openai_jsonl))}
+CAPTURES: dict[str, Capture] = {
+    one.NAME: one for one in cast(tuple[Capture, ...], (mitm, goreplay, har, gateway_csv, openai_jsonl))
+}
 HEAD_BYTES = 65_536
 MAX_HELD_BYTES = 64 << 20  # of captured requests that wait for their turn in time
 MAX_REPORTED = 100_000  # rejected entries in the file beside the trace
