@@ -18,7 +18,8 @@ class Captured:
     body: bytes  # of the request, JSON; empty: not in the capture
     facts: ExchangeFacts
     encoding: str = ""  # Content-Encoding of `body`
-    credential: bytes = b""
+    credential: bytes = b""  # a secret of the source: only ever used as keyed identity
+    identity: bytes = b""  # of the client, where a log names it otherwise
     session: bytes = b""
     upstream: str = ""
     has_prompt: bool = True  # False: `body` says what was asked for, but not the prompt

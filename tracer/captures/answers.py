@@ -35,11 +35,10 @@ def facts_of(endpoint: str, answer: Answer) -> ExchangeFacts:
         exchange.received(0, answer.body)
     end_ns = answer.end_ns or 0
     facts = exchange.broke(end_ns, answer.broken) if answer.broken else exchange.ended(end_ns)
-    is_unseen = answer.body is None and (answer.status is None or answer.status < 400)
     return msgspec.structs.replace(
         facts,
         http_status=answer.status,
-        error_kind=answer.broken if is_unseen else facts.error_kind,
+        error_kind=_error_kind(answer, facts.error_kind),
         dispatch_ns=answer.dispatch_ns,
         ttft_ns=answer.ttft_ns,
         end_ns=answer.end_ns,
@@ -49,6 +48,13 @@ def facts_of(endpoint: str, answer: Answer) -> ExchangeFacts:
         bytes_in=answer.bytes_in,
         bytes_out=answer.bytes_out,
     )
+
+
+def _error_kind(answer: Answer, seen: str | None) -> str | None:
+    """An answer that was not kept, or that a log tells in its own words, is no proof that the server's was bad."""
+    is_told = answer.status is None and seen in ("no_tokens", "bad_response")
+    is_unseen = answer.body is None and (answer.status is None or answer.status < 400)
+    return answer.broken if is_told or is_unseen else seen
 
 
 def chat_body(message: Mapping[str, Any], finish_reason: Any = None, usage: Mapping[str, Any] | None = None) -> bytes:

@@ -177,7 +177,7 @@ def _rows(index: _Index, zero_ns: int, *, is_live: bool) -> Iterator[Request]:
     clients: DenseIds[bytes] = DenseIds()
     linker, retries = SessionLinker(), RetryLinker()
     for request_id, record in enumerate(_in_arrival_order(index)):
-        row = {name: value for name, value in record.row.items() if name in _NAMES and value != ""}
+        row = {name: value for name, value in record.row.items() if name in _NAMES}
         link = linker.link(_turn(request_id, record, row.get("end_ns"), is_live=is_live))
         row |= {
             "request_id": request_id,

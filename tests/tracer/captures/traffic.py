@@ -63,7 +63,7 @@ def live_row(
     **started: Any,
 ) -> Row:
     """The row that the recorder's worker makes of these bytes."""
-    builder = RowBuilder(CL100K, Hasher(load_key(key)), chunk_times=False, upstream="")
+    builder = RowBuilder(CL100K, Hasher(load_key(key)), chunk_times=False)
     body = request if isinstance(request, bytes) else json.dumps(request).encode()
     said = response if isinstance(response, bytes) else json.dumps(response).encode() if response is not None else b""
     exchange = Exchange(0, endpoint)
