@@ -28,7 +28,12 @@ def wall_ns(value: Any) -> int:
     if not 0 <= value < MAX_NS:
         raise BadStamp("time stamp out of range")
     unit_ns = next((unit for bound, unit in _UNITS if value < bound), 1)
-    return _in_range(value * unit_ns if isinstance(value, int) else round(value * unit_ns))
+    return _in_range(value * unit_ns if isinstance(value, int) else _float_ns(value, unit_ns))
+
+
+def _float_ns(value: float, unit_ns: int) -> int:
+    """A double of today's seconds is good for a quarter of a microsecond: digits beyond would be noise."""
+    return round(value * (unit_ns // 1000)) * 1000 if unit_ns > 1 else int(value)
 
 
 def _iso_ns(text: str) -> int:
