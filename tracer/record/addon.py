@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
 from tracer.errors import TraceError
 from tracer.record.exchange import Exchange, ExchangeFacts
 from tracer.record.messages import Ended, Started
+from tracer.record.routes import AllowList, Routes
 from tracer.wire import endpoint_of
 from tracer.wire.usage import UsageStripper, with_usage
 
@@ -42,6 +42,7 @@ class _Live:
     number: int
     arrival_ns: int
     endpoint: str
+    upstream: str
     exchange: Exchange
     stripper: UsageStripper | None = None  # of usage that we asked for, not the client
 
@@ -52,24 +53,49 @@ class RecorderAddon:
 
     sink: Sink
     now_ns: Callable[[], int]
-    path_prefix: str = ""  # of the upstream's URL
+    routes: Routes | AllowList
     forces_usage: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     seen: int = 0  # requests of the recorded endpoints
     under_way: set[str] = field(default_factory=set)  # flow ids, of all endpoints
     _live: dict[str, _Live] = field(default_factory=dict)
 
+    def http_connect(self, flow: "HTTPFlow") -> None:
+        """The client of a forward proxy wants a tunnel; what passes in it is decrypted and comes as requests."""
+        if isinstance(self.routes, AllowList) and not self.routes.allows(flow.request.host, flow.request.port):
+            self._refuse(flow)
+
     def requestheaders(self, flow: "HTTPFlow") -> None:
         self.under_way.add(flow.id)
         endpoint = endpoint_of(flow.request.path) if flow.request.method == "POST" else None
-        if self.path_prefix:
-            flow.request.path = self.path_prefix + flow.request.path
+        upstream = self._direct(flow)
+        if upstream is None:
+            self._refuse(flow)
+            return
         if endpoint is None:
             self.counts["passed_through"] += 1
             return
         self.seen += 1
         now_ns = self.now_ns()
-        self._live[flow.id] = _Live(self.seen, now_ns, endpoint, Exchange(now_ns, endpoint))
+        self._live[flow.id] = _Live(self.seen, now_ns, endpoint, upstream, Exchange(now_ns, endpoint))
+
+    def _direct(self, flow: "HTTPFlow") -> str | None:
+        """Name of the upstream that the request goes to from here; None: it may not go there."""
+        request = flow.request
+        if isinstance(self.routes, AllowList):
+            is_allowed = self.routes.allows_request(request.host, request.port, request.host_header)
+            return f"{request.host}:{request.port}" if is_allowed else None
+        upstream, request.path = self.routes.pick(request.host_header or "", request.path)
+        if self.routes.others:
+            request.scheme, request.host, request.port = upstream.scheme, upstream.host, upstream.port
+            request.host_header = upstream.name
+        return upstream.name
+
+    def _refuse(self, flow: "HTTPFlow") -> None:
+        from mitmproxy.http import Response
+
+        self.counts["refused"] += 1
+        flow.response = Response.make(403, b"chatreel: this host is not on the list of allowed ones\n")
 
     def request(self, flow: "HTTPFlow") -> None:
         live = self._live.get(flow.id)
@@ -148,7 +174,9 @@ class RecorderAddon:
             return
         try:
             facts = finish(live)
-            self.sink.ended(Ended(flow=live.number, arrival_ns=live.arrival_ns, endpoint=live.endpoint, facts=facts))
+            self.sink.ended(
+                Ended(flow=live.number, arrival_ns=live.arrival_ns, endpoint=live.endpoint, facts=facts, upstream=live.upstream)
+            )
         except Exception:
             self.counts["hook_failures"] += 1
 
@@ -179,45 +207,16 @@ def _break(exchange: Exchange, flow: "HTTPFlow", now_ns: int) -> ExchangeFacts:
     return exchange.broke(now_ns, "connection_lost" if flow.server_conn.timestamp_tcp_setup else "connect")
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    origin: str  # scheme://host:port
-    path_prefix: str
-
-    @property
-    def name(self) -> str:
-        return self.origin.partition("://")[2]
-
-
-def parse_upstream(url: str) -> Upstream:
-    """A closing `/v1` is dropped, since clients send it themselves; another path is put before theirs."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username or parts.query:
-        raise TraceError("not an upstream", seen=repr(_without_secrets(url)), wanted="http(s)://host[:port][/path]")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    port = port or (443 if parts.scheme == "https" else 80)
-    return Upstream(f"{parts.scheme}://{host}:{port}", parts.path.rstrip("/").removesuffix("/v1"))
-
-
-def _without_secrets(url: str) -> str:
-    return url.rpartition("@")[2].partition("?")[0]
-
-
 class Proxy:
-    """A running reverse proxy to one upstream. `await start()`, then `await stop(...)` once."""
+    """A running proxy. `await start()`, then `await stop(...)` once."""
 
-    def __init__(self, upstream: Upstream, host: str, port: int, addon: RecorderAddon, ca_folder: Path) -> None:
-        """`ca_folder` gets a certificate authority of this run alone; the user's own one is never touched."""
-        self._upstream = upstream
+    def __init__(self, host: str, port: int, addon: RecorderAddon, ca_folder: Path, upstream_ca: str | None) -> None:
+        """`ca_folder` gets a certificate authority if it holds none; the one in the user's home is never touched."""
         self._host, self._port = host, port
         self._addon = addon
         self._master: Master | None = None
         self._task: asyncio.Task[None] | None = None
-        self._ca_folder = ca_folder
+        self._ca_folder, self._upstream_ca = ca_folder, upstream_ca
 
     async def start(self, *, share_port: bool = False) -> str:
         """Returns the URL to send requests to. `share_port`: others of this user listen there too (SO_REUSEPORT)."""
@@ -225,12 +224,18 @@ class Proxy:
         from mitmproxy.addons import block, core, disable_h2c, next_layer, proxyserver, tlsconfig
         from mitmproxy.master import Master
 
+        try:
+            self._ca_folder.mkdir(mode=0o700, exist_ok=True)  # its key decrypts whatever trusts it
+        except OSError as error:
+            raise TraceError(f"cannot write here: {error.strerror}", path=str(self._ca_folder)) from error
+        routes = self._addon.routes
         master = Master(
             options.Options(
-                mode=[f"reverse:{self._upstream.origin}"],
+                mode=["regular" if isinstance(routes, AllowList) else f"reverse:{routes.default.origin}"],
                 listen_host=self._host,
                 listen_port=self._port,
                 confdir=str(self._ca_folder),
+                ssl_verify_upstream_trusted_ca=self._upstream_ca,
             )
         )
         server = proxyserver.Proxyserver()
@@ -239,6 +244,8 @@ class Proxy:
         master.addons.add(*others, server, self._addon)
         # Lazy: a dead upstream is a 502 and an `error` hook; with eager the client gets a reset and we hear nothing.
         master.options.update(connection_strategy="lazy", tcp_timeout=SILENCE_S, websocket=False)
+        if isinstance(routes, Routes) and routes.others:
+            master.options.update(keep_host_header=True)  # so that the hook sees which host was meant; it sets its own
         self._master = master
         running = asyncio.Event()
         master.addons.add(_Running(running))

@@ -15,7 +15,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     chunk_times: bool
     epoch_ns: int  # wall clock at arrival_ns == 0
-    upstream: str
     producer: str
     counts: dict[str, int] = {}  # of workers before this one
     source_format: str = LIVE
@@ -38,7 +37,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     arrival_ns: int
     endpoint: str
     facts: ExchangeFacts
-    upstream: str | None = None  # where it is not the recording's only one
+    upstream: str | None = None
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):

@@ -18,11 +18,10 @@ from pathlib import Path
 import msgspec
 
 from tracer.errors import TraceError
-from tracer.record.addon import parse_upstream
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import WorkerConfig
 from tracer.record.privacy import create_key, load_key
-from tracer.record.session import RecordConfig, RecordStats, Session
+from tracer.record.session import RecordConfig, RecordStats, Session, routes
 from tracer.record.supervisor import Supervisor
 
 
@@ -46,7 +45,7 @@ def record(
         raise TraceError("not a number of workers", seen=str(config.workers), wanted="1 or more")
     warn = on_warning or _to_stderr
     out = Path(config.out)
-    upstream = parse_upstream(config.upstream)
+    routes(config)  # a fault in them is told before anything is written
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
     folder, key_path = _lay_out(out, config.key_path)
     started_ns = time.monotonic_ns()
@@ -56,7 +55,6 @@ def record(
         tokenizer=config.tokenizer,
         chunk_times=config.chunk_times,
         epoch_ns=time.time_ns(),
-        upstream=upstream.name,
         producer=f"chatreel {metadata.version('chatreel')}",
     )
     kind = Session if config.workers == 1 else Supervisor

@@ -48,14 +48,13 @@ class Pending(msgspec.Struct, kw_only=True):
 class RowBuilder:
     """Stateful only for speed and links: message tokens seen before, ends of raw prompts seen before."""
 
-    def __init__(self, tokenizer: Tokenizer, hasher: Hasher, *, chunk_times: bool, upstream: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, hasher: Hasher, *, chunk_times: bool) -> None:
         self.counts: Counter[str] = Counter()
         self._hasher = hasher
         self._prompts = PromptEncoder(tokenizer, hasher)
         self._tokenizer = tokenizer
         self._tails = TailIndex()
         self._chunk_times = chunk_times
-        self._upstream = upstream
 
     def start(self, started: Started) -> Pending:
         pending = Pending()
@@ -90,7 +89,7 @@ class RowBuilder:
         row: dict[str, object] = {
             "kind": APIS[ended.endpoint].kind,
             "endpoint": ended.endpoint,
-            "upstream": self._upstream,
+            "upstream": ended.upstream,
             **pending.asked,
             **_sizes(pending, facts, answer),
             **_result(facts),

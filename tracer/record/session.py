@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from tracer.errors import TraceError
-from tracer.record.addon import Proxy, RecorderAddon, parse_upstream
+from tracer.record.addon import Proxy, RecorderAddon
 from tracer.record.channel import QUEUE_BYTES, Channel
 from tracer.record.messages import Counted, WorkerConfig
+from tracer.record.routes import AllowList, Routes, parse_allow_list, parse_routes
 
 STATS_S = 1.0
 WARN_AGAIN_S = 60.0
@@ -20,7 +21,12 @@ WORKER_FINISH_S = 120.0
 
 
 class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
-    upstream: str
+    upstream: str = ""  # of a reverse proxy; requests that no other one takes go there
+    more_upstreams: list[str] = []  # `/path=URL` or `host=URL`
+    forward: bool = False  # a forward proxy instead, to `allow_hosts` only, TLS decrypted
+    allow_hosts: list[str] = []
+    upstream_ca: str | None = None  # PEM file of the authorities that upstreams are checked by, beside the usual ones
+    ca_folder: str | None = None  # certificate authority of the proxy, kept; None: one of this recording alone
     out: str  # trace file to write, .parquet
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
@@ -31,6 +37,13 @@ class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0  # how long requests under way may take to end after the stop signal
     queue_bytes: int = QUEUE_BYTES  # per proxy
     workers: int = 1  # proxies with a writer each, all on one port
+
+
+def routes(config: RecordConfig) -> Routes | AllowList:
+    """Raises TraceError for what is none."""
+    if config.forward:
+        return parse_allow_list(config.allow_hosts)
+    return parse_routes([config.upstream, *config.more_upstreams])
 
 
 class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +89,9 @@ class Session:
         failed = await channel.start()
         if failed is not None:
             raise TraceError(f"cannot record: {failed}")
-        upstream = parse_upstream(self._config.upstream)
-        self._addon = RecorderAddon(channel, self._now_ns, upstream.path_prefix, forces_usage=self._config.force_usage)
-        proxy = Proxy(upstream, self._config.host, self._config.port, self._addon, Path(self._worker.folder, "ca"))
+        self._addon = RecorderAddon(channel, self._now_ns, routes(self._config), forces_usage=self._config.force_usage)
+        ca_folder = Path(self._config.ca_folder or Path(self._worker.folder, "ca"))
+        proxy = Proxy(self._config.host, self._config.port, self._addon, ca_folder, self._config.upstream_ca)
         try:
             on_ready(await proxy.start(share_port=self._share_port))
             while not await is_set(stop, STATS_S):

@@ -64,10 +64,7 @@ class Worker:
                 self._pending[message.flow] = message, self._builder.start(message)
             case Ended():
                 _, pending = self._pending.pop(message.flow, (None, None))
-                row = self._builder.end(pending, message)
-                if message.upstream is not None:
-                    row.row["upstream"] = message.upstream
-                self._writer.add(_pack(row))
+                self._writer.add(_pack(self._builder.end(pending, message)))
             case Counted():
                 self._told = message.counts
             case Stop():
@@ -122,7 +119,7 @@ def build(config: WorkerConfig, now_ns: int) -> Worker:
         block_tokens=BASE_BLOCK_TOKENS,
         source_format=config.source_format,
     )
-    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times, upstream=config.upstream)
+    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times)
     writer = SegmentWriter(Path(config.folder), _pack(header), now_ns)
     return Worker(builder, writer, config.counts)
 

@@ -20,7 +20,7 @@ HASHER = Hasher(bytes(32))
 
 @pytest.fixture
 def builder() -> RowBuilder:
-    return RowBuilder(CL100K, HASHER, chunk_times=True, upstream="gpu:8000")
+    return RowBuilder(CL100K, HASHER, chunk_times=True)
 
 
 def exchange(
