@@ -23,6 +23,7 @@ class Answer:
     ttft_ns: int | None = None
     end_ns: int | None = None
     broken: str | None = None  # error kind of an exchange that was cut
+    is_told: bool = False  # `body` was put together from a log: it need not look like a server's
 
 
 def facts_of(endpoint: str, answer: Answer) -> ExchangeFacts:
@@ -52,7 +53,7 @@ def facts_of(endpoint: str, answer: Answer) -> ExchangeFacts:
 
 def _error_kind(answer: Answer, seen: str | None) -> str | None:
     """An answer that was not kept, or that a log tells in its own words, is no proof that the server's was bad."""
-    is_told = answer.status is None and seen in ("no_tokens", "bad_response")
+    is_told = (answer.is_told or answer.status is None) and seen in ("no_tokens", "bad_response")
     is_unseen = answer.body is None and (answer.status is None or answer.status < 400)
     return answer.broken if is_told or is_unseen else seen
 
