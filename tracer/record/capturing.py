@@ -14,7 +14,20 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from tracer.captures import Capture, Captured, Rejected, gateway_csv, goreplay, har, langfuse, litellm, mitm, openai_jsonl, otel
+from tracer.captures import (
+    Capture,
+    Captured,
+    Rejected,
+    gateway_csv,
+    goreplay,
+    har,
+    langfuse,
+    litellm,
+    mitm,
+    openai_jsonl,
+    otel,
+    sglang,
+)
 from tracer.errors import TraceError
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import Counted, Ended, Started, WorkerConfig
@@ -26,7 +39,8 @@ from tracer.wire import COMPLETIONS
 
 # In the order in which they are asked whether they know a file: the looser come last.
 CAPTURES: dict[str, Capture] = {
-    one.NAME: one for one in cast(tuple[Capture, ...], (mitm, goreplay, har, otel, langfuse, litellm, gateway_csv, openai_jsonl))
+    one.NAME: one
+    for one in cast(tuple[Capture, ...], (mitm, goreplay, sglang, har, otel, langfuse, litellm, gateway_csv, openai_jsonl))
 }
 HEAD_BYTES = 65_536
 MAX_HELD_BYTES = 64 << 20  # of captured requests that wait for their turn in time

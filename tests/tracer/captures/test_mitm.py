@@ -157,3 +157,14 @@ def test_every_cut_of_a_dump_is_read_up_to_it(tmp_path, traffic, flow) -> None:
             assert len(list(mitm.read(file, faults.append))) == 1
 
     assert len(faults) == len(range(1, len(data), 7))
+
+
+def test_any_damaged_byte_costs_flows_and_nothing_else(tmp_path, traffic, flow) -> None:
+    source = dump(tmp_path / "x.mitm", flow({"model": "m", "messages": []}, b"{}"))
+    data, path = source.read_bytes(), tmp_path / "damaged"
+
+    for at in range(0, len(data), 3):
+        for byte in b"9:x":
+            path.write_bytes(data[:at] + bytes([byte]) + data[at + 1 :] + data)
+            with open(path, "rb") as file:
+                assert len(list(mitm.read(file, lambda _: None))) <= 2
