@@ -19,6 +19,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from tracer.errors import TraceError
+from tracer.template import ChatTemplate, load_template
 
 # Patterns as published in tiktoken_ext/openai_public.py; digests are those that tiktoken itself checks after download.
 _CL100K_PATTERN = (
@@ -65,11 +66,15 @@ class Tokenizer(Protocol):
     def message_start(self) -> int: ...
     @property
     def message_end(self) -> int: ...
+    @property
+    def template(self) -> ChatTemplate | None: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class TiktokenTokenizer:
+    template = None
+
     def __init__(self, name: str) -> None:
         pattern, digest, special = _ENCODINGS[name]
         self.name = name
@@ -85,9 +90,9 @@ class TiktokenTokenizer:
 
 
 class JsonTokenizer:
-    """A model's own tokenizer.json."""
+    """A model's own tokenizer.json, and the chat template where its folder was given."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, template: ChatTemplate | None = None) -> None:
         from tokenizers import Tokenizer as HuggingFaceTokenizer
 
         try:
@@ -95,6 +100,7 @@ class JsonTokenizer:
         except Exception as error:  # the package raises bare Exception for every fault in the file
             raise TraceError("cannot read this tokenizer", path=str(path), seen=str(error)) from error
         self._tokenizer.encode_special_tokens = True  # a marker written out in a text is text
+        self.template = template
         self.name = f"{path.name}:{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
         self.message_start = self._marker("<|im_start|>", "<|start_header_id|>", "<s>")
         self.message_end = self._marker("<|im_end|>", "<|eot_id|>", "</s>")
@@ -106,21 +112,30 @@ class JsonTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_rendered(self, prompt: str) -> list[int]:
+        """Tokens of a rendered prompt, in which markers written out are markers, as in the server."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            return list(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 @lru_cache(maxsize=4)
 def load_tokenizer(name: str) -> Tokenizer:
-    """`cl100k`, `o200k`, or the path of a tokenizer.json (or of a folder that holds one)."""
+    """`cl100k`, `o200k`, the path of a tokenizer.json, or of a model's folder: then its chat template counts too."""
     if name in _ENCODINGS:
         return TiktokenTokenizer(name)
-    path = Path(name)
+    path, template = Path(name), None
     if path.is_dir():
+        template = load_template(path)
         path = path / "tokenizer.json"
     if not path.is_file():
         raise TraceError("no such tokenizer", seen=repr(name), wanted=f"{', '.join(BUILT_IN)} or the path of a tokenizer.json")
-    return JsonTokenizer(path)
+    return JsonTokenizer(path, template)
 
 
 def _ranks(name: str, digest: str) -> dict[bytes, int]:
@@ -133,12 +148,14 @@ def _ranks(name: str, digest: str) -> dict[bytes, int]:
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Iterable[Mapping[str, Any]], tools: Any = None) -> list[list[int]]:
-    """Token ids of a ChatML prompt, one list per message, then the opening of the answer.
+    """Token ids of a prompt: with the model's own chat template one list; else ChatML, a list per message and the opening.
 
     ChatML, because a message's tokens do not depend on its neighbours: turn n + 1 extends turn n by construction, as in
     the templates of most open models. Tools come first, as those templates put them. Text can never forge a marker:
     markers are ids, text is encoded as ordinary text.
     """
+    if isinstance(tokenizer, JsonTokenizer) and tokenizer.template is not None:
+        return [tokenizer.encode_rendered(tokenizer.template.render(list(messages), tools))]
     parts = []
     if tools:
         parts.append(_chat_part(tokenizer, "tools", flat_text(tools)))

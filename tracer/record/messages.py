@@ -13,6 +13,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     key_path: str
     tokenizer: str
+    model_tokenizers: dict[str, str] = {}  # of models that have one of their own
     chunk_times: bool
     epoch_ns: int  # wall clock at arrival_ns == 0
     producer: str

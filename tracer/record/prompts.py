@@ -14,9 +14,9 @@ MAX_CACHED_BYTES = 64 << 20
 
 class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, hasher: Hasher) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._hasher = hasher
-        self._opening = as_tokens(encode_chat(tokenizer, [])[-1])
+        self._opening = as_tokens(encode_chat(tokenizer, [])[-1]) if tokenizer.template is None else as_tokens([])
         self._cache: OrderedDict[bytes, Tokens] = OrderedDict()
         self._cached_bytes = 0
 
@@ -24,6 +24,8 @@ class PromptEncoder:
         """(tokens of the rendered prompt, a digest per message)."""
         messages = body.messages or []
         digests = [self._hasher.message(msgspec.msgpack.encode(message)) for message in messages]
+        if self.tokenizer.template is not None:  # a message's tokens may depend on its neighbours
+            return as_tokens(encode_chat(self.tokenizer, messages, body.tools)[0]), digests
         parts = [self._message(digest, message) for digest, message in zip(digests, messages, strict=True)]
         if body.tools:
             parts.insert(0, self._tools(body.tools))
@@ -35,12 +37,12 @@ class PromptEncoder:
         if ids is not None:
             return as_tokens(ids)
         text = text_prompt(body.prompt)
-        return as_tokens(self._tokenizer.encode(text)) if text is not None else None
+        return as_tokens(self.tokenizer.encode(text)) if text is not None else None
 
     def _message(self, digest: bytes, message: dict[str, object]) -> Tokens:
         found = self._cache.get(digest)
         if found is None:
-            found = as_tokens(encode_chat(self._tokenizer, [message])[0])
+            found = as_tokens(encode_chat(self.tokenizer, [message])[0])
             self._keep(digest, found)
         else:
             self._cache.move_to_end(digest)
@@ -50,7 +52,7 @@ class PromptEncoder:
         digest = self._hasher.message(b"tools", msgspec.msgpack.encode(tools))
         found = self._cache.get(digest)
         if found is None:
-            found = as_tokens(encode_chat(self._tokenizer, [], tools)[0])
+            found = as_tokens(encode_chat(self.tokenizer, [], tools)[0])
             self._keep(digest, found)
         return found
 

@@ -53,6 +53,7 @@ def record(
         folder=str(folder),
         key_path=str(key_path),
         tokenizer=config.tokenizer,
+        model_tokenizers=config.model_tokenizers,
         chunk_times=config.chunk_times,
         epoch_ns=time.time_ns(),
         producer=f"chatreel {metadata.version('chatreel')}",

@@ -6,7 +6,7 @@ An allow-list: every value below is a number, a digest, or a word checked agains
 import re
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from tracer.tokens import Tokenizer, media_kinds
 from tracer.wire import APIS, COMPLETIONS
 from tracer.wire.openai import RequestBody
 
+LOCAL_INPUT_TOKENS = "tokenizer_input_tokens"  # in source_extra, where the server counts otherwise
 _INT32 = 2**31 - 1
 _MODEL_CHARS = 200
 _FINISH_REASON = re.compile(r"[a-z_]{1,32}")
@@ -43,16 +44,20 @@ class Pending(msgspec.Struct, kw_only=True):
     session: bytes | None = None
     client: bytes | None = None
     body: bytes | None = None
+    tokenizer: Any = None  # a Tokenizer
 
 
 class RowBuilder:
     """Stateful only for speed and links: message tokens seen before, ends of raw prompts seen before."""
 
-    def __init__(self, tokenizer: Tokenizer, hasher: Hasher, *, chunk_times: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, hasher: Hasher, *, chunk_times: bool, by_model: Mapping[str, Tokenizer] | None = None
+    ) -> None:
+        """`by_model`: tokenizers of models that have one of their own, by the name that requests give."""
         self.counts: Counter[str] = Counter()
         self._hasher = hasher
         self._prompts = PromptEncoder(tokenizer, hasher)
-        self._tokenizer = tokenizer
+        self._by_model = {model: PromptEncoder(one, hasher) for model, one in (by_model or {}).items()}
         self._tails = TailIndex()
         self._chunk_times = chunk_times
 
@@ -83,7 +88,7 @@ class RowBuilder:
         pending = pending or Pending()
         if pending.tokens is None and facts.prompt_token_ids and pending.root:
             self._hash_prompt(pending, as_tokens(facts.prompt_token_ids))
-        answer = self._answer_tokens(facts) if pending.rest is not None else None
+        answer = self._answer_tokens(pending.tokenizer or self._prompts.tokenizer, facts) if pending.rest is not None else None
         output_hashes, output_tail = self._hash_answer(pending, answer)
         self._count_drift(pending, facts)
         row: dict[str, object] = {
@@ -124,11 +129,13 @@ class RowBuilder:
             pending.extends = [self._response(body.previous_response_id)]
             self.counts["prompts_held_by_server"] += 1
             return
+        prompts = self._by_model.get(body.model or "", self._prompts)
+        pending.tokenizer = prompts.tokenizer
         if endpoint != COMPLETIONS:
-            tokens, digests = self._prompts.chat(body)
+            tokens, digests = prompts.chat(body)
             pending.chat, pending.extends = chat_extends(self._hasher, body.messages or [], digests)
         else:
-            found = self._prompts.raw(body)
+            found = prompts.raw(body)
             if found is None:
                 self.counts["prompts_of_several"] += 1
                 return
@@ -144,14 +151,14 @@ class RowBuilder:
         if pending.chat is None:
             pending.extends = self._tails.extended(self._hasher, pending.root, pending.input_hashes, tokens)
 
-    def _answer_tokens(self, facts: ExchangeFacts) -> Tokens | None:
+    def _answer_tokens(self, tokenizer: Tokenizer, facts: ExchangeFacts) -> Tokens | None:
         """The server's own ids, else our tokens of its text; None where an error or a bound left us without."""
         if facts.token_ids is not None:
             return as_tokens(facts.token_ids)
         text = facts.reasoning + facts.text + facts.tool_text
         if not text or facts.is_truncated:
             return None
-        return as_tokens(self._tokenizer.encode(text))
+        return as_tokens(tokenizer.encode(text))
 
     def _hash_answer(self, pending: Pending, answer: Tokens | None) -> tuple[list[bytes], bytes | None]:
         if answer is None or pending.rest is None:
@@ -248,6 +255,8 @@ def _sizes(pending: Pending, facts: ExchangeFacts, answer: Tokens | None) -> dic
     local = pending.tokens
     sizes["input_tokens"] = reported if reported is not None else local
     sizes["input_tokens_count_source"] = _source(reported, local)
+    if reported is not None and local is not None and reported != local:
+        sizes["source_extra"] = msgspec.json.encode({LOCAL_INPUT_TOKENS: local}).decode()  # the drift can be studied later
     reported = _int32(usage.completion_tokens) if usage else None
     local = len(answer) if answer is not None else None
     sizes["output_tokens"] = reported if reported is not None else local

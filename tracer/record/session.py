@@ -31,6 +31,7 @@ class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
     tokenizer: str = "cl100k"
+    model_tokenizers: dict[str, str] = {}  # of models that have one of their own
     chunk_times: bool = False
     force_usage: bool = False  # ask the server for usage where the client does not, and keep it from the client
     key_path: str | None = None  # an existing key, to make traces that can be compared; else a new one beside `out`

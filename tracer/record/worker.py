@@ -110,16 +110,17 @@ def build(config: WorkerConfig, now_ns: int) -> Worker:
     """Raises TraceError for a tokenizer or key that cannot be used."""
     hasher = Hasher(load_key(Path(config.key_path)))
     tokenizer = load_tokenizer(config.tokenizer)
+    by_model = {model: load_tokenizer(name) for model, name in config.model_tokenizers.items()}
     header = Header(
         producer=config.producer,
         epoch_ns=config.epoch_ns,
         key_id=hasher.key_id,
-        tokenizer=tokenizer.name,
-        template="chatml",
+        tokenizer="; ".join([tokenizer.name, *(f"{model}={one.name}" for model, one in by_model.items())]),
+        template="chatml" if tokenizer.template is None else "own",
         block_tokens=BASE_BLOCK_TOKENS,
         source_format=config.source_format,
     )
-    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times)
+    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times, by_model=by_model)
     writer = SegmentWriter(Path(config.folder), _pack(header), now_ns)
     return Worker(builder, writer, config.counts)
 

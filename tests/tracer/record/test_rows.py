@@ -199,3 +199,35 @@ def test_gaps_are_per_token_where_counts_are_known() -> None:
     assert (per_token["unit"], per_token["count"], per_token["mean_us"], per_token["max_us"]) == ("token", 4, 10.0, 10.0)
     assert (per_chunk["unit"], per_chunk["count"], per_chunk["max_us"]) == ("chunk", 2, 30.0)
     assert itl_summary(array("i", [900]), None) is None
+
+
+def test_a_model_may_have_a_tokenizer_of_its_own() -> None:
+    o200k = load_tokenizer("o200k")
+    one = RowBuilder(CL100K, HASHER, chunk_times=False, by_model={"gpt-4o": o200k})
+    messages = [{"role": "user", "content": "пятьдесят слов на языке, который они режут по-разному"}]
+
+    tokens = {
+        model: one.start(
+            Started(flow=1, arrival_ns=0, endpoint=CHAT, body=json.dumps({"model": model, "messages": messages}).encode())
+        ).tokens
+        for model in ("gpt-4o", "other")
+    }
+
+    assert tokens["gpt-4o"] == sum(map(len, encode_chat(o200k, messages)))
+    assert tokens["other"] == sum(map(len, encode_chat(CL100K, messages)))
+    assert tokens["gpt-4o"] != tokens["other"]
+
+
+def test_where_the_server_counts_otherwise_both_counts_are_kept(builder: RowBuilder) -> None:
+    one = builder
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    pending = one.start(Started(flow=1, arrival_ns=0, endpoint=CHAT, body=json.dumps(body).encode()))
+
+    rows = [
+        one.end(pending, Ended(flow=1, arrival_ns=0, endpoint=CHAT, facts=ExchangeFacts(usage=Usage(prompt_tokens=count)))).row
+        for count in (999, pending.tokens)
+    ]
+
+    assert rows[0]["input_tokens"] == 999
+    assert json.loads(str(rows[0]["source_extra"])) == {"tokenizer_input_tokens": pending.tokens}
+    assert "source_extra" not in rows[1]
