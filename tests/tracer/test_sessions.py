@@ -103,6 +103,26 @@ def test_parallel_requests_of_one_key_share_the_session_without_a_parent() -> No
     assert (link.session_id, link.turn, link.parent_request_id, link.think_ns) == (0, 1, None, None)
 
 
+def test_where_ends_are_unknown_the_prompt_that_holds_an_answer_tells_that_it_has_ended() -> None:
+    linker = SessionLinker()
+    linker.link(turn(0, 0, leaves="a", took_s=None, end_is_unknown=True))
+
+    link = linker.link(turn(1, 5, extends="a", took_s=None, end_is_unknown=True))
+
+    assert (link.session_id, link.turn, link.parent_request_id, link.think_ns) == (0, 1, 0, None)
+
+
+def test_a_key_alone_does_not_tell_that_the_request_before_has_ended() -> None:
+    linker = SessionLinker()
+    linker.link(turn(0, 0, session_key=b"k", leaves="a", took_s=None, end_is_unknown=True))
+
+    beside = linker.link(turn(1, 5, session_key=b"k"))
+    behind = linker.link(turn(2, 9, session_key=b"k", extends="a"))
+
+    assert (beside.turn, beside.parent_request_id) == (1, None)
+    assert (behind.turn, behind.parent_request_id) == (2, 0)
+
+
 def test_old_states_are_forgotten_first() -> None:
     linker = SessionLinker(max_states=2)
     for number, name in enumerate("abc"):

@@ -1,7 +1,7 @@
 """Captured answers to facts, by the state machine of live recording."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -27,6 +27,14 @@ class Answer:
 
 
 def facts_of(endpoint: str, answer: Answer) -> ExchangeFacts:
+    """A status that is none, and times before the arrival, count as unknown."""
+    answer = replace(
+        answer,
+        status=answer.status if answer.status is not None and 100 <= answer.status <= 999 else None,
+        dispatch_ns=_later(answer.dispatch_ns),
+        ttft_ns=_later(answer.ttft_ns),
+        end_ns=_later(answer.end_ns),
+    )
     exchange = Exchange(0, endpoint)
     if answer.status is not None:
         exchange.answered(answer.status, answer.content_type, answer.encoding)
@@ -49,6 +57,10 @@ def facts_of(endpoint: str, answer: Answer) -> ExchangeFacts:
         bytes_in=answer.bytes_in,
         bytes_out=answer.bytes_out,
     )
+
+
+def _later(ns: int | None) -> int | None:
+    return ns if ns is not None and ns >= 0 else None
 
 
 def _error_kind(answer: Answer, seen: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """Files of JSON values: one a line, or one array, or one value; each comes with its place."""
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -46,7 +47,11 @@ def _lines(first: bytes, file: BinaryIO, reject: Reject) -> Iterator[tuple[str, 
 def _document(data: bytes, reject: Reject) -> Iterator[tuple[str, dict[str, Any]]]:
     data = data.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not data.startswith(b"["):
-        yield from _one(data, "document", reject)
+        if _parsed(data) is not None:
+            yield from _one(data, "document", reject)
+        else:  # lines, the first of which is damaged
+            file = io.BytesIO(data)
+            yield from _lines(file.readline(), file, reject)
         return
     for number, member in enumerate(members(data, reject), 1):
         yield from _one(member, f"entry {number}", reject)

@@ -142,7 +142,7 @@ def _answer(entry: _Entry, body: bytes | None, is_mitmproxy: bool) -> Answer:
 
 def _size(told: float | None, held: bytes | None) -> int | None:
     """On the wire. 0 where something is held (a browser's cache), or -1, says nothing."""
-    return int(told) if told is not None and (told > 0 or (told == 0 and held == b"")) else None
+    return int(told) if told is not None and (0 < told < 2**62 or (told == 0 and held == b"")) else None
 
 
 def _end_ns(entry: _Entry, is_mitmproxy: bool) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from tracer.captures import Captured, Reject, Rejected
 from tracer.captures.answers import Answer, facts_of
 from tracer.captures.headers import credential_of, lower_cased, session_of
+from tracer.captures.stamps import MAX_NS
 from tracer.record.exchange import ExchangeFacts
 from tracer.wire import endpoint_of
 
@@ -121,7 +122,10 @@ def _text(value: Any) -> str:
 
 def _ns(stamp_s: float) -> int:
     """A double of today's seconds is good for a quarter of a microsecond."""
-    return round(stamp_s * 1e6) * 1000
+    ns = round(stamp_s * 1e6) * 1000
+    if not 0 <= ns < MAX_NS:
+        raise ValueError("time stamp out of range")
+    return ns
 
 
 def _next(file: BinaryIO) -> dict[str, Any] | None:

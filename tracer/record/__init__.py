@@ -8,6 +8,7 @@ rows.py        request + facts -> the row that may be written (allow-list)
 privacy.py     the key, and every hash made with it
 writer.py      crash-safe segments; a full disk stops writing, never traffic
 compactor.py   segments -> trace file
+capturing.py   captures of other tools (tracer/captures) -> trace file, through the same worker
 session.py     one proxy and its worker
 supervisor.py  several of them on one port; lane.py is one of those
 recording.py   what the command and tests call

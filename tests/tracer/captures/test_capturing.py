@@ -66,7 +66,7 @@ def test_a_compressed_capture_that_is_cut_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", CAPTURES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(junk=st.binary(max_size=200), place=st.integers(0, 10_000), size=st.integers(0, 8))
 def test_garbage_and_damage_give_rows_or_a_trace_error_and_never_text(name, traffic, tmp_path_factory, junk, place, size) -> None:
     sample = bytearray(SAMPLES[name])

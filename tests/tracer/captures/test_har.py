@@ -104,6 +104,17 @@ def test_entries_without_an_answer_failed_entries_and_others(tmp_path, traffic) 
     traffic.assert_no_canary(tmp_path, source)
 
 
+def test_numbers_that_no_column_can_hold_are_unknown(tmp_path, traffic) -> None:
+    one = entry(traffic, traffic.chat("a"), "{}", status=10**12)
+    one["time"], one["response"]["bodySize"], one["request"]["bodySize"] = 1e300, 1e300, -1
+    source = har(tmp_path / "x.har", one)
+
+    import_capture(source, tmp_path / "x.parquet")
+
+    (row,) = traffic.rows_of(tmp_path / "x.parquet")
+    assert (row["http_status"], row["end_ns"], row["bytes_out"], row["bytes_in"]) == (None,) * 4
+
+
 def test_a_cut_archive_gives_its_whole_entries(tmp_path, traffic) -> None:
     source = har(tmp_path / "x.har", *(entry(traffic, traffic.chat(str(n)), "{}", at_s=n) for n in range(3)))
     source.write_bytes(source.read_bytes()[:-300])

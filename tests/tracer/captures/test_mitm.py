@@ -124,6 +124,35 @@ def test_turns_out_of_order_are_sorted_and_linked(tmp_path, traffic, flow) -> No
     assert report.losses["passed_through"] == 1
 
 
+def test_times_and_numbers_that_cannot_be_are_left_out(tmp_path, traffic, flow) -> None:
+    backwards, late, odd = flow(traffic.chat("a"), b"{}"), flow(traffic.chat("b"), b"{}"), flow(traffic.chat("c"), b"{}", at_s=1)
+    backwards.response.timestamp_end = traffic.EPOCH_S - 5.0
+    late.request.timestamp_start = 1e30
+    odd.response.status_code = 10**9
+    source = dump(tmp_path / "x.mitm", backwards, late, odd)
+
+    report = import_capture(source, tmp_path / "x.parquet")
+
+    rows = traffic.rows_of(tmp_path / "x.parquet")
+    assert [(row["end_ns"], row["http_status"]) for row in rows] == [(None, 200), (2_000_000_000, None)]
+    assert report.bad_entries == 1
+
+
+def test_other_apis_are_read_by_their_own_parsers(tmp_path, traffic, flow) -> None:
+    said = {"type": "message", "content": [{"type": "text", "text": "CANARY"}], "stop_reason": "end_turn"}
+    said["usage"] = {"input_tokens": 30, "output_tokens": 5, "cache_read_input_tokens": 61}
+    request = {"model": "m", "max_tokens": 9, "system": "CANARY", "messages": [{"role": "user", "content": "CANARY"}]}
+    source = dump(tmp_path / "x.mitm", flow(request, json.dumps(said).encode(), path="/v1/messages?beta=true"))
+
+    report = import_capture(source, tmp_path / "x.parquet")
+
+    (row,) = traffic.rows_of(tmp_path / "x.parquet")
+    live = traffic.live_row(report.key_path, request, said, "/v1/messages")
+    traffic.assert_same_row(row, live)
+    assert (row["input_tokens"], row["cached_tokens"]) == (91, 61)
+    traffic.assert_no_canary(tmp_path, source)
+
+
 def test_a_cut_dump_gives_its_whole_flows_and_counts_the_loss(tmp_path, traffic, flow) -> None:
     response = json.dumps(traffic.answer()).encode()
     source = dump(tmp_path / "x.mitm", flow(traffic.chat("a"), response), flow(traffic.chat("b"), response, at_s=1))
@@ -163,7 +192,7 @@ def test_any_damaged_byte_costs_flows_and_nothing_else(tmp_path, traffic, flow) 
     source = dump(tmp_path / "x.mitm", flow({"model": "m", "messages": []}, b"{}"))
     data, path = source.read_bytes(), tmp_path / "damaged"
 
-    for at in range(0, len(data), 3):
+    for at in range(0, len(data), 11):
         for byte in b"9:x":
             path.write_bytes(data[:at] + bytes([byte]) + data[at + 1 :] + data)
             with open(path, "rb") as file:
