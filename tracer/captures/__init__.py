@@ -22,6 +22,7 @@ class Captured:
     identity: bytes = b""  # of the client, where a log names it otherwise
     session: bytes = b""
     upstream: str = ""
+    has_secrets: bool = False  # credentials or cookies stand in the source in clear
     has_prompt: bool = True  # False: `body` says what was asked for, but not the prompt
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from tracer.captures import Captured, Reject, Rejected
 from tracer.captures.answers import Answer, facts_of
-from tracer.captures.headers import credential_of, lower_cased, session_of
+from tracer.captures.headers import credential_of, has_secrets, lower_cased, session_of
 from tracer.captures.stamps import MAX_NS
 from tracer.wire import endpoint_of
 
@@ -80,6 +80,7 @@ def _captured(endpoint: str, request: _Message, response: _Message | None) -> Ca
         encoding=request.headers.get("content-encoding", ""),
         facts=facts_of(endpoint, _answer(request, response)),
         credential=credential_of(request.headers),
+        has_secrets=has_secrets(request.headers),
         session=session_of(request.headers),
     )
 

@@ -13,7 +13,7 @@ import msgspec
 from tracer.captures import Captured, Reject, Rejected
 from tracer.captures.answers import Answer, facts_of
 from tracer.captures.documents import MAX_DOCUMENT_BYTES, members, nothing
-from tracer.captures.headers import credential_of, lower_cased, session_of
+from tracer.captures.headers import credential_of, has_secrets, lower_cased, session_of
 from tracer.captures.stamps import wall_ns
 from tracer.wire import endpoint_of
 
@@ -109,6 +109,7 @@ def _captured(entry: _Entry, is_mitmproxy: bool, reject: Reject, place: str) -> 
         body=body or b"",
         facts=facts_of(endpoint, answer),
         credential=credential_of(headers),
+        has_secrets=has_secrets(headers),
         session=session_of(headers),
         upstream=_host(url.scheme, url.hostname, url.port),
     )

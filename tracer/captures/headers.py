@@ -17,5 +17,9 @@ def credential_of(headers: Mapping[str, str]) -> bytes:
     return next((headers[name].encode("utf-8", "surrogateescape") for name in CREDENTIAL_HEADERS if headers.get(name)), b"")
 
 
+def has_secrets(headers: Mapping[str, str]) -> bool:
+    return any(headers.get(name) for name in (*CREDENTIAL_HEADERS, "proxy-authorization", "cookie"))
+
+
 def session_of(headers: Mapping[str, str]) -> bytes:
     return headers.get(SESSION_HEADER, "").encode("utf-8", "surrogateescape")

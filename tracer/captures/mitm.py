@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from tracer.captures import Captured, Reject, Rejected
 from tracer.captures.answers import Answer, facts_of
-from tracer.captures.headers import credential_of, lower_cased, session_of
+from tracer.captures.headers import credential_of, has_secrets, lower_cased, session_of
 from tracer.captures.stamps import MAX_NS
 from tracer.record.exchange import ExchangeFacts
 from tracer.wire import endpoint_of
@@ -67,6 +67,7 @@ def _captured(flow: dict[str, Any], reject: Reject, place: str) -> Captured | No
         encoding=headers.get("content-encoding", ""),
         facts=_facts(endpoint, flow, arrival_ns),
         credential=credential_of(headers),
+        has_secrets=has_secrets(headers),
         session=session_of(headers),
         upstream=f"{_text(request['host'])}:{int(request['port'])}",
     )

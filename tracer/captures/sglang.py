@@ -54,10 +54,10 @@ class _Reader(pickle._Unpickler):
             return _StubList
         if module.partition(".")[0] in _PACKAGES:
             return _Stub
-        raise _Refused
+        raise _Refused(f"{module}.{name}"[:80])
 
     def persistent_load(self, pid: object) -> Any:
-        raise _Refused
+        raise _Refused("a persistent id")
 
 
 def looks_like(head: bytes) -> bool:
@@ -78,11 +78,11 @@ def read(file: BinaryIO, reject: Reject) -> Iterator[Captured]:
 def _requests(file: BinaryIO) -> list[Any]:
     try:
         value = _Reader(file).load()
-    except _Refused:
+    except _Refused as error:
         raise TraceError(
             "this pickle wants more than a request dump needs, so it was not loaded",
-            seen="a global that is no class of SGLang",
-            wanted="a dump by SGLang itself",
+            seen=repr(str(error)),
+            wanted="classes of SGLang only",
             next_step="Do not open this file with pickle.load: it may run code",
         ) from None
     except Exception:  # whatever a damaged or hostile pickle makes of its reader

@@ -53,7 +53,7 @@ class CaptureReport:
     rows: int
     bad_entries: int  # faults: also in `quarantine`
     losses: dict[str, int]  # all that was counted, by name
-    secrets_in_source: int  # requests whose credentials stand in the source in clear: warn
+    secrets_in_source: int  # requests whose credentials or cookies stand in the source in clear: warn
     first_bad: Rejected | None
     quarantine: Path | None  # place and reason, JSON lines; no text of the capture
     key_path: Path
@@ -168,7 +168,7 @@ def _drive(worker: Worker, name: str, path: Path, log: _Log) -> int:
         nonlocal count
         for captured in found:
             count += 1
-            log.secrets += bool(captured.credential)
+            log.secrets += captured.has_secrets
             yield captured
 
     with _reading(path) as file, _placing_errors(path):

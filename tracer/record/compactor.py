@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tracer.analysis.arrivals import time_grid_ns
 from tracer.blocks import DenseIds
 from tracer.errors import TraceError
 from tracer.record.messages import LIVE, Begun, Header, Row, Totals
@@ -29,6 +30,7 @@ from tracer.tracefile import TraceWriter
 
 LOCK_WAIT_S = 10.0  # a recorder that was killed leaves a worker that still writes for a moment
 _OPEN_FILES = 16
+_GRID_STAMPS = 100_000  # enough to see a grid
 _SERIES_BIT = 40
 _NAMES = {name for name, _, _ in COLUMNS}
 
@@ -116,7 +118,10 @@ def _compact(folder: Path, path: Path, counts: Mapping[str, int]) -> CompactResu
     kept = {name: count for name, count in sorted(losses.items()) if count}
     is_live = index.header.source_format == LIVE
     zero_ns = 0 if is_live else min(index.arrivals_ns, default=0)
-    with TraceWriter(path, _footer(index.header, kept, zero_ns)) as writer:
+    footer = _footer(index.header, kept, zero_ns)
+    if not is_live:  # many logs know whole seconds only
+        footer = replace(footer, time_grid_ns=time_grid_ns(index.arrivals_ns[:_GRID_STAMPS]))
+    with TraceWriter(path, footer) as writer:
         for row in _rows(index, zero_ns, is_live=is_live):
             writer.write(row)
     return CompactResult(path=path, rows=writer.rows_written, losses=kept)

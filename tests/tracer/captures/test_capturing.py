@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracer.errors import TraceError
+from tracer.record import capturing
 from tracer.record.capturing import CAPTURES, detect_capture, import_capture
 
 SAMPLES = {
@@ -138,3 +139,44 @@ def test_what_no_format_knows_is_refused_without_quoting_it(tmp_path) -> None:
         import_capture(path, tmp_path / "x.parquet")
 
     assert "CANARY" not in str(caught.value)
+
+
+def test_a_small_window_in_time_loses_no_request(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = [{"timestamp": 1760000000 - n, "duration_s": 9, "prompt": f"once upon {n} times"} for n in range(50)]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    monkeypatch.setattr(capturing, "MAX_HELD_BYTES", 2000)
+
+    report = import_capture(path, tmp_path / "x.parquet")
+
+    assert (report.rows, report.losses) == (50, {})
+
+
+def test_whole_seconds_are_seen_as_a_grid(tmp_path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(json.dumps({"timestamp": 1760000000 + n // 3, "prompt": "a"}) for n in range(99)))
+
+    assert import_capture(path, tmp_path / "x.parquet").footer.time_grid_ns == 10**9
+
+
+def test_a_full_disk_stops_the_import_and_leaves_nothing(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(SAMPLES["openai_jsonl"])
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tracer.record.writer.os.fdatasync", full)
+
+    with pytest.raises(TraceError, match="No space left"):
+        import_capture(path, tmp_path / "x.parquet")
+
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("source", "out"), [("absent", "x.parquet"), ("log.jsonl", "absent/x.parquet"), (".", "x.parquet")])
+def test_paths_that_cannot_be_used_are_trace_errors(tmp_path, source, out) -> None:
+    (tmp_path / "log.jsonl").write_bytes(SAMPLES["openai_jsonl"])
+
+    with pytest.raises(TraceError):
+        import_capture(tmp_path / source, tmp_path / out)
