@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from chatreel import PRODUCER, __version__
+from chatreel import __version__
 from tracer.errors import TraceError
 
 app = typer.Typer(
@@ -28,6 +28,11 @@ err = Console(stderr=True)
 TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)]
 OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
 SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
+
+
+class Mode(StrEnum):
+    REVERSE = "reverse"
+    FORWARD = "forward"
 
 
 class By(StrEnum):
@@ -67,27 +72,25 @@ def _root(
 
 @app.command("import", epilog="Example: chatreel import conversation_trace.jsonl -o conversation.parquet")
 def import_(
-    source: Annotated[Path, typer.Argument(help="A Mooncake JSONL or Azure CSV file.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A public trace, or a capture that another tool made.", show_default=False)],
     out_path: OUT,
     source_format: Annotated[
-        str | None, typer.Option("--format", help="mooncake or azure; found out by itself if left out.")
+        str | None,
+        typer.Option(
+            "--format",
+            help="mooncake, azure; or a capture: mitm, har, litellm, langfuse, otel, sglang, goreplay, gateway_csv, "
+            "openai_jsonl. Found out by itself if left out.",
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row instead of setting it aside.")] = False,
+    tokenizer: Annotated[str, typer.Option(help="Of a capture: cl100k, o200k, a tokenizer.json or a model's folder.")] = "cl100k",
+    key: Annotated[Path | None, typer.Option(help="Of a capture: key of an earlier recording, to compare with it.")] = None,
 ) -> None:
-    """Import a public trace; time unit, time grid and tail rule are found out."""
-    from chatreel.progress import byte_progress
-    from tracer.importing import import_trace
+    """Import a public trace, or a capture of traffic: its shape, never its text."""
+    from chatreel.importing import run_import
 
-    with byte_progress(err, f"importing {source.name}") as on_progress:
-        done = import_trace(
-            source, out_path, source_format=source_format, strict=strict, producer=PRODUCER, on_progress=on_progress
-        )
-    err.print(f"{done.rows:,} requests of format {done.source_format} -> {out_path}", highlight=False)
-    if done.footer.time_grid_ns:
-        err.print(f"time stamps lie on a grid of {done.footer.time_grid_ns / 1e9:g} s; replay spreads them", highlight=False)
-    if done.first_bad is not None:
-        first = f"first: line {done.first_bad.line}: {done.first_bad.reason}"
-        err.print(f"{done.bad_rows:,} bad rows set aside in {done.quarantine} ({first})", style="yellow", markup=False)
+    for line in run_import(source, out_path, source_format, strict, tokenizer, key, err):
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: chatreel export conversation.parquet --format mooncake -o conversation.jsonl")
@@ -214,19 +217,58 @@ def serve(
 
 @app.command(epilog="Example: chatreel record --upstream http://127.0.0.1:8000 --port 9000 -o monday.parquet")
 def record(
-    upstream: Annotated[str, typer.Option(help="The server to record, e.g. http://127.0.0.1:8000.")],
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(help="The server to record, e.g. http://127.0.0.1:8000. More of them as /path=URL or host=URL."),
+    ] = None,
     out_path: OUT = Path("recording.parquet"),
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond loopback, whoever reaches it uses your server.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    beyond_loopback: Annotated[
+        bool, typer.Option("--beyond-loopback", help="Allow a --host that others reach: they can then use your server.")
+    ] = False,
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 9000,
-    tokenizer: Annotated[str, typer.Option(help="cl100k, o200k or a tokenizer.json.")] = "cl100k",
+    tokenizer: Annotated[
+        list[str] | None,
+        typer.Option(help="cl100k (default), o200k, a tokenizer.json or a model's folder; for one model: MODEL=..."),
+    ] = None,
     chunk_times: Annotated[bool, typer.Option("--chunk-times", help="Also keep the time of every chunk.")] = False,
+    force_usage: Annotated[
+        bool, typer.Option("--force-usage", help="Ask the server for token counts where clients do not; they see no change.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option(help="Key of an earlier recording, to compare with it; else a new one.")] = None,
+    mode: Annotated[Mode, typer.Option(help="forward: a forward proxy that reads TLS, to --allow-host only.")] = Mode.REVERSE,
+    allow_host: Annotated[list[str] | None, typer.Option(help="host or host:port that a forward proxy may reach.")] = None,
+    upstream_ca: Annotated[Path | None, typer.Option(help="PEM file of the authority of upstreams with private TLS.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="Folder of the proxy's own authority; mitmproxy-ca-cert.pem in it is what clients trust.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Proxy processes on the one port; each uses up to one core.")] = 1,
 ) -> None:
     """Record chat traffic on its way to a server: its shape, never its text. Ctrl-C drains and writes the trace."""
-    from chatreel.recording import run_record
+    from chatreel.recording import check_host, run_record, split_tokenizers
+    from tracer.record.session import RecordConfig
 
-    for line in run_record(upstream, out_path, host, port, tokenizer, chunk_times, err):
+    check_host(host, beyond_loopback, err)
+    first, *more = upstream or [""]
+    default_tokenizer, model_tokenizers = split_tokenizers(tokenizer or [])
+    config = RecordConfig(
+        upstream=first,
+        more_upstreams=more,
+        forward=mode is Mode.FORWARD,
+        allow_hosts=allow_host or [],
+        upstream_ca=str(upstream_ca) if upstream_ca else None,
+        ca_folder=str(ca) if ca else None,
+        out=str(out_path),
+        host=host,
+        port=port,
+        tokenizer=default_tokenizer,
+        model_tokenizers=model_tokenizers,
+        chunk_times=chunk_times,
+        force_usage=force_usage,
+        key_path=str(key) if key else None,
+        workers=workers,
+    )
+    for line in run_record(config, err):
         err.print(line, highlight=False, markup=False)
 
 

@@ -13,17 +13,12 @@ from tracer.record.recording import record
 from tracer.record.session import RecordConfig, RecordStats
 
 
-def run_record(
-    upstream: str, out_path: Path, host: str, port: int, tokenizer: str, chunk_times: bool, err: Console
-) -> Iterator[str]:
+def run_record(config: RecordConfig, err: Console) -> Iterator[str]:
     """Record until Ctrl-C. Yields what to say when it has ended."""
-    _check_host(host, err)
-    config = RecordConfig(
-        upstream=upstream, out=str(out_path), host=host, port=port, tokenizer=tokenizer, chunk_times=chunk_times
-    )
+    target = ", ".join(config.allow_hosts) if config.forward else ", ".join([config.upstream, *config.more_upstreams])
 
     def ready(url: str) -> None:
-        err.print(f"recording at {url} for {upstream} (Ctrl-C drains and writes {out_path})", highlight=False, soft_wrap=True)
+        err.print(f"recording at {url} for {target} (Ctrl-C drains and writes {config.out})", highlight=False, soft_wrap=True)
 
     def warn(text: str) -> None:
         err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -57,13 +52,32 @@ def _line(stats: RecordStats) -> str:
     return ", ".join(parts)
 
 
-def _check_host(host: str, err: Console) -> None:
+def check_host(host: str, beyond_loopback: bool, err: Console) -> None:
+    """Whoever reaches the recorder can use the server behind it, so that must be asked for."""
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError as error:
         raise TraceError("not an address to listen on", seen=repr(host), wanted="an IP address, e.g. 127.0.0.1") from error
+    if not is_loopback and not beyond_loopback:
+        raise TraceError(
+            "others could use the server behind the recorder",
+            seen=f"--host {host}",
+            wanted="a loopback address, e.g. 127.0.0.1",
+            next_step="If that is what you want, add --beyond-loopback",
+        )
     if not is_loopback:
         err.print(f"warning: whoever reaches {host} can use the server behind the recorder", style="yellow", highlight=False)
+
+
+def split_tokenizers(given: list[str]) -> tuple[str, dict[str, str]]:
+    """(of all models, of some by name). A path that holds a `=` can only be given for a model."""
+    by_model = dict(one.split("=", 1) for one in given if "=" in one)
+    defaults = [one for one in given if "=" not in one]
+    if len(defaults) > 1:
+        raise TraceError(
+            "more than one tokenizer for every model", seen=" ".join(defaults), wanted="one, and MODEL=... for others"
+        )
+    return defaults[0] if defaults else "cl100k", by_model
 
 
 def run_compact(recording: Path) -> Iterator[str]:

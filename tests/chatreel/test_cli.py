@@ -105,3 +105,39 @@ def test_an_unreachable_target_is_named_with_the_next_step(trace: Path, tmp_path
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr
     assert "chatreel serve" in done.stderr
+
+
+def test_a_capture_is_imported_like_a_public_trace(tmp_path: Path) -> None:
+    source, out = tmp_path / "log.jsonl", tmp_path / "log.parquet"
+    request = {"model": "m", "messages": [{"role": "user", "content": "CANARY " * 40}]}
+    source.write_text("".join(json.dumps({"timestamp": 1700000000 + n, **request}) + "\n" for n in range(3)) + "{}\n")
+
+    done = chatreel("import", str(source), "-o", str(out))
+
+    assert done.returncode == 0
+    assert "3 requests of format openai_jsonl" in done.stderr and "1 bad entries" in done.stderr
+    shown = chatreel("analyze", str(out))
+    assert "3 requests over 2.0 s" in shown.stdout
+    assert not any(b"CANARY" in path.read_bytes() for path in tmp_path.iterdir() if path != source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "one such --upstream URL"),
+        (["--upstream", "http://a", "--upstream", "http://b"], "saw 2 that take every request"),
+        (["--upstream", "http://a", "--host", "0.0.0.0"], "add --beyond-loopback"),
+        (["--mode", "forward"], "Add --allow-host"),
+        (["--mode", "forward", "--allow-host", "*"], "not a host"),
+        (["--mode", "forward", "--allow-host", "x", "--upstream", "http://a"], "a forward proxy has no upstream"),
+        (["--upstream", "http://a", "--tokenizer", "o200k", "--tokenizer", "cl100k"], "more than one tokenizer"),
+        (["--upstream", "http://a", "--tokenizer", "m=nowhere"], "no such tokenizer"),
+        (["--upstream", "http://a", "--key", "nowhere"], "no such key"),
+    ],
+)
+def test_a_recorder_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = chatreel("record", "-o", str(tmp_path / "t.parquet"), "--port", "0", *arguments)
+
+    assert done.returncode == 1
+    assert words in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []

@@ -94,6 +94,8 @@ def compact(
     if path.exists():
         raise TraceError("this trace exists already", path=str(path), next_step="Choose another -o path")
     with ExitStack() as locks:
+        # Lengths and times alone can tell a known text, so the trace is its owner's (0600).
+        locks.callback(os.umask, os.umask(0o077))
         for one in series_folders(folder):
             locks.callback(os.close, lock_folder(one, LOCK_WAIT_S))
         result = _compact(folder, path, counts or {})

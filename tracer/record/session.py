@@ -21,8 +21,8 @@ WORKER_FINISH_S = 120.0
 
 
 class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
-    upstream: str = ""  # of a reverse proxy; requests that no other one takes go there
-    more_upstreams: list[str] = []  # `/path=URL` or `host=URL`
+    upstream: str = ""  # of a reverse proxy
+    more_upstreams: list[str] = []  # `/path=URL` or `host=URL`; one of all must be without a condition
     forward: bool = False  # a forward proxy instead, to `allow_hosts` only, TLS decrypted
     allow_hosts: list[str] = []
     upstream_ca: str | None = None  # PEM file of the authorities that upstreams are checked by, beside the usual ones
@@ -42,9 +42,12 @@ class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def routes(config: RecordConfig) -> Routes | AllowList:
     """Raises TraceError for what is none."""
+    given = [one for one in (config.upstream, *config.more_upstreams) if one]
+    if config.forward and given:
+        raise TraceError("a forward proxy has no upstream", seen=given[0], next_step="Name what it may reach with --allow-host")
     if config.forward:
         return parse_allow_list(config.allow_hosts)
-    return parse_routes([config.upstream, *config.more_upstreams])
+    return parse_routes(given)
 
 
 class RecordStats(msgspec.Struct, frozen=True, kw_only=True):

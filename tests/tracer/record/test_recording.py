@@ -190,7 +190,8 @@ def test_no_text_key_or_name_reaches_the_disk(day: Day) -> None:
 
 def test_files_are_private_and_segments_gone(day: Day) -> None:
     assert sorted(path.name for path in day.folder.iterdir()) == ["day.key", "day.parquet"]
-    assert (day.folder / "day.key").stat().st_mode & 0o777 == 0o600
+    for name in ("day.key", "day.parquet"):
+        assert (day.folder / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_dead_upstream_is_a_502_and_a_row(tmp_path: Path) -> None:
