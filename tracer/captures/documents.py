@@ -10,7 +10,6 @@ import msgspec
 from tracer.captures import Reject, Rejected
 from tracer.errors import TraceError
 
-MAX_DOCUMENT_BYTES = 4 << 30
 _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode = msgspec.json.Decoder().decode
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -25,7 +24,7 @@ def values(file: BinaryIO, reject: Reject) -> Iterator[tuple[str, dict[str, Any]
     if is_lines:
         yield from _lines(first, file, reject)
     else:
-        yield from _document(first + file.read(MAX_DOCUMENT_BYTES), reject)
+        yield from _document(first + file.read(), reject)
 
 
 def _first_line(file: BinaryIO) -> bytes:

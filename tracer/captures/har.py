@@ -12,7 +12,7 @@ import msgspec
 
 from tracer.captures import Captured, Reject, Rejected
 from tracer.captures.answers import Answer, facts_of
-from tracer.captures.documents import MAX_DOCUMENT_BYTES, members, nothing
+from tracer.captures.documents import members, nothing
 from tracer.captures.headers import credential_of, has_secrets, lower_cased, session_of
 from tracer.captures.stamps import wall_ns
 from tracer.wire import endpoint_of
@@ -67,7 +67,7 @@ def looks_like(head: bytes) -> bool:
 
 
 def read(file: BinaryIO, reject: Reject) -> Iterator[Captured]:
-    data = file.read(MAX_DOCUMENT_BYTES)
+    data = file.read()
     try:
         log = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=dict[str, dict[str, msgspec.Raw]])["log"]
         entries, head = bytes(log["entries"]), bytes(log.get("creator", b""))

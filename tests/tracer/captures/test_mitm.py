@@ -197,3 +197,22 @@ def test_any_damaged_byte_costs_flows_and_nothing_else(tmp_path, traffic, flow) 
             path.write_bytes(data[:at] + bytes([byte]) + data[at + 1 :] + data)
             with open(path, "rb") as file:
                 assert len(list(mitm.read(file, lambda _: None))) <= 2
+
+
+def test_a_whole_dump_becomes_the_trace_that_recording_that_traffic_gives(tmp_path, traffic, flow) -> None:
+    """Two clients with three turns each and a shared system prompt: the same ids, sessions, parents and think times."""
+    turns = []
+    for number in range(6):
+        said = [text for n in range(number // 2) for text in (f"question {n}", f"CANARY-answer {n}")]
+        request = json.dumps(traffic.chat(*said, f"question {number // 2}")).encode()
+        response = json.dumps(traffic.answer(f"CANARY-answer {number // 2}")).encode()
+        turns.append((number * 10, f"Bearer CANARY-{number % 2}", request, response))
+    flows = [flow(asked, said, at_s=at_s, headers={"authorization": who}) for at_s, who, asked, said in turns]
+    source = dump(tmp_path / "x.mitm", *reversed(flows))
+
+    report = import_capture(source, tmp_path / "x.parquet")
+
+    recorded = traffic.recorded(tmp_path / "live.parquet", report.key_path, turns)
+    assert traffic.rows_of(tmp_path / "x.parquet") == recorded
+    assert [row["turn"] for row in recorded] == [0, 0, 1, 1, 2, 2]
+    assert len({row["session_id"] for row in recorded}) == 2

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tracer.record.compactor import compact, segments_folder
 from tracer.record.exchange import Exchange
-from tracer.record.messages import Ended, Row, Started
+from tracer.record.messages import Ended, Row, Started, WorkerConfig
 from tracer.record.privacy import Hasher, load_key
 from tracer.record.rows import RowBuilder
+from tracer.record.worker import build
 from tracer.tokens import load_tokenizer
 from tracer.tracefile import iter_requests
 from tracer.wire import CHAT, COMPLETIONS
@@ -75,9 +77,29 @@ def live_row(
     return builder.end(pending, Ended(flow=0, arrival_ns=0, endpoint=endpoint, facts=facts))
 
 
-# What only a tap on the wire can tell.
-TIMES = {"dispatch_ns", "ttft_ns", "itl_summary"}
-WIRE = {"bytes_in", "bytes_out", "upstream"}
+def recorded(out: Path, key: Path, turns: list[tuple[int, str, bytes, bytes]]) -> list[dict[str, Any]]:
+    """Rows of the trace that live recording makes of (arrival in s, credential, request, response), 2 s each."""
+    folder = segments_folder(out)
+    folder.mkdir()
+    config = WorkerConfig(
+        folder=str(folder), key_path=str(key), tokenizer="cl100k", chunk_times=False, epoch_ns=EPOCH_NS, producer="live"
+    )
+    worker = build(config, 0)
+    for flow, (at_s, credential, request, response) in enumerate(turns):
+        arrival_ns = at_s * 10**9
+        exchange = Exchange(arrival_ns, CHAT)
+        exchange.dispatched(arrival_ns, len(request))
+        exchange.answered(200, "application/json")
+        exchange.received(arrival_ns + 10**9, response)
+        facts = exchange.ended(arrival_ns + 2 * 10**9)
+        head = {"flow": flow, "arrival_ns": arrival_ns, "endpoint": CHAT}
+        worker.take(Started(**head, body=request, credential=credential.encode()))
+        worker.take(Ended(**head, facts=facts, upstream="gpu:8000"))
+    worker.close()
+    compact(folder, out)
+    return rows_of(out)
+
+
 LINKS = {"request_id", "arrival_ns", "client_id", "session_id", "turn", "parent_request_id", "think_ns"}
 
 
@@ -105,4 +127,4 @@ def assert_no_canary(folder: Path, *sources: Path) -> None:
                 assert "CANARY" not in json.dumps(rows_of(path))
 
 
-__all__ = ["CHAT", "COMPLETIONS"]
+__all__ = ["COMPLETIONS"]
