@@ -41,7 +41,7 @@ class ExchangeFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     chunk_delta_us: bytes = b""  # int32 each: gap before each token-bearing chunk, the first since arrival
     chunk_tokens: bytes | None = None  # int32 each; None where the server does not say
     bytes_in: int | None = None
-    bytes_out: int = 0
+    bytes_out: int | None = 0  # None: a capture does not tell
     is_truncated: bool = False  # a bound above was hit: the answer's text or chunk times are not whole
 
 
@@ -80,7 +80,7 @@ class Exchange:
 
     def received(self, now_ns: int, data: bytes) -> None:
         """Some bytes of the response's body, as they came."""
-        self._facts.bytes_out += len(data)
+        self._facts.bytes_out = (self._facts.bytes_out or 0) + len(data)
         if self._bad_encoding:
             return
         if self._decode is not None:

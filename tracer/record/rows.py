@@ -137,7 +137,7 @@ class RowBuilder:
         else:
             found = prompts.raw(body)
             if found is None:
-                self.counts["prompts_of_several"] += 1
+                self.counts["prompts_of_several"] += body.prompt is not None
                 return
             tokens = found
         self._hash_prompt(pending, tokens)
