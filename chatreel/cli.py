@@ -243,6 +243,7 @@ def record(
         Path | None, typer.Option(help="Folder of the proxy's own authority; mitmproxy-ca-cert.pem in it is what clients trust.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Proxy processes on the one port; each uses up to one core.")] = 1,
+    prometheus: Annotated[int | None, typer.Option(help="Port of a metrics page on loopback; 0 takes any free one.")] = None,
 ) -> None:
     """Record chat traffic on its way to a server: its shape, never its text. Ctrl-C drains and writes the trace."""
     from chatreel.recording import check_host, run_record, split_tokenizers
@@ -268,8 +269,8 @@ def record(
         key_path=str(key) if key else None,
         workers=workers,
     )
-    for line in run_record(config, err):
-        err.print(line, highlight=False, markup=False)
+    for line in run_record(config, prometheus, err):
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: chatreel compact recording.parquet")

@@ -1,55 +1,49 @@
-"""`chatreel record` and `compact`: a live line while it runs, a summary when it ends."""
+"""`chatreel record` and `compact`: live figures while it runs, a summary when it ends."""
 
 import ipaddress
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 
+from chatreel.record_metrics import StatsPage, metrics_page
+from chatreel.record_view import RecordView
 from tracer.errors import TraceError
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.recording import record
 from tracer.record.session import RecordConfig, RecordStats
 
 
-def run_record(config: RecordConfig, err: Console) -> Iterator[str]:
+def run_record(config: RecordConfig, prometheus_port: int | None, err: Console) -> Iterator[str]:
     """Record until Ctrl-C. Yields what to say when it has ended."""
     target = ", ".join(config.allow_hosts) if config.forward else ", ".join([config.upstream, *config.more_upstreams])
+    page = StatsPage()
+
+    def say(text: str, style: str = "") -> None:
+        err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def ready(url: str) -> None:
-        err.print(f"recording at {url} for {target} (Ctrl-C drains and writes {config.out})", highlight=False, soft_wrap=True)
+        say(f"recording at {url} for {target} (Ctrl-C drains and writes {config.out})")
 
-    def warn(text: str) -> None:
-        err.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    with ExitStack() as stack:
+        if prometheus_port is not None:
+            say(f"metrics at {stack.enter_context(metrics_page(page, prometheus_port))}")
+        view = stack.enter_context(RecordView(err, config.workers, time.monotonic))
 
-    with Live("", console=err, auto_refresh=False, transient=True) if err.is_terminal else _Quiet() as live:
-        result = record(config, ready, lambda stats: live.update(_line(stats), refresh=True), warn)
-    yield f"{result.rows:,} requests -> {result.path}"
-    if result.losses:
-        yield "counted on the way: " + ", ".join(f"{name} {count:,}" for name, count in sorted(result.losses.items()))
+        def show(stats: RecordStats) -> None:
+            page.stats = stats
+            view.show(stats)
 
-
-class _Quiet:
-    """Stands for the live line where nobody watches."""
-
-    def __enter__(self) -> "_Quiet":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def update(self, _text: str, refresh: bool = False) -> None: ...
+        result = record(config, ready, show, lambda text: say(f"warning: {text}", "yellow"))
+    yield from _ended(result.rows, str(result.path), result.losses)
 
 
-def _line(stats: RecordStats) -> str:
-    parts = [f"{stats.seen:,} requests", f"{stats.in_flight} in flight", f"{stats.recorded:,} written"]
-    if stats.lost:
-        parts.append(f"[red]{stats.lost:,} lost[/red]")
-    if stats.prompts_shed:
-        parts.append(f"{stats.prompts_shed:,} without prompt")
-    if stats.token_drift:
-        parts.append(f"{stats.token_drift:,} counted otherwise by the server")
-    return ", ".join(parts)
+def _ended(rows: int, path: str, losses: Mapping[str, int]) -> Iterator[str]:
+    yield f"{rows:,} requests -> {path}"
+    if losses:
+        yield "counted on the way: " + ", ".join(f"{name} {count:,}" for name, count in sorted(losses.items()))
 
 
 def check_host(host: str, beyond_loopback: bool, err: Console) -> None:
@@ -88,6 +82,4 @@ def run_compact(recording: Path) -> Iterator[str]:
             "no segments of an unfinished recording", path=str(folder), next_step="Give the -o path that the recorder had"
         )
     result = compact(folder, folder.with_suffix(".parquet"))
-    yield f"{result.rows:,} requests -> {result.path}"
-    if result.losses:
-        yield "counted on the way: " + ", ".join(f"{name} {count:,}" for name, count in sorted(result.losses.items()))
+    yield from _ended(result.rows, str(result.path), result.losses)

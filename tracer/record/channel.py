@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tracer.record.messages import Ended, Report, Started, Stop, ToWorker, WorkerConfig
+from tracer.record.figures import together, without_recent
+from tracer.record.messages import Ended, Figures, Report, Started, Stop, ToWorker, WorkerConfig
 
 QUEUE_BYTES = 64 << 20
 PROMPT_SHARE = 0.75  # above that only facts are taken, so that a burst of prompts cannot cost rows
@@ -72,10 +73,15 @@ class Channel:
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._lost_recorded = 0  # rows on disk by workers that died
+        self._lost_figures = Figures()
 
     @property
     def recorded(self) -> int:
         return self._lost_recorded + self.report.recorded
+
+    @property
+    def figures(self) -> Figures:
+        return together([self._lost_figures, self.report.figures])
 
     async def start(self) -> str | None:
         """Returns why the worker cannot work, or None when it is ready."""
@@ -191,6 +197,7 @@ class Channel:
         ours.setblocking(False)
         self._socket, self._frames = ours, Frames()
         self._lost_recorded = self.recorded
+        self._lost_figures = without_recent(self.figures)
         self.report = Report(counts=self.report.counts)
         asyncio.get_running_loop().add_reader(ours, self._receive)
         self._offer(framed(config), is_row=False)

@@ -1,6 +1,6 @@
 """One of several proxies on a port: a session in a process of its own, which tells its supervisor how it goes.
 
-Run as `python -m tracer.record.lane FD`. It drains and ends on SIGTERM, and when the supervisor is gone.
+It drains and ends on SIGTERM, and when the supervisor is gone.
 """
 
 import asyncio
@@ -81,7 +81,3 @@ def _say(link: socket.socket, news: FromLane) -> None:
         link.send(msgspec.msgpack.encode(news), socket.MSG_DONTWAIT)
     except OSError:
         pass
-
-
-if __name__ == "__main__":
-    main()

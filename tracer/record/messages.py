@@ -51,12 +51,24 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """No more will come: write all, report, exit."""
 
 
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a live view shows beside counts; see figures.py."""
+
+    prompt_blocks: int = 0  # of all requests so far
+    reused_blocks: int = 0  # of those, seen earlier in this recording in a prompt or an answer, with all before them
+    forgets: bool = False  # more blocks went by than are remembered: reuse is at least this
+    ttft_us: dict[int, int] = {}  # sketches of recent requests
+    input_tokens: dict[int, int] = {}
+    output_tokens: dict[int, int] = {}
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """From the worker, twice a second and at its end."""
 
     recorded: int = 0  # rows on disk
     waiting: int = 0  # rows not yet there
     counts: dict[str, int] = {}
+    figures: Figures = Figures()
     disk_error: str | None = None
     failed: str | None = None  # the worker could not start
     is_final: bool = False

@@ -12,7 +12,8 @@ import msgspec
 from tracer.errors import TraceError
 from tracer.record.addon import Proxy, RecorderAddon
 from tracer.record.channel import QUEUE_BYTES, Channel
-from tracer.record.messages import Counted, WorkerConfig
+from tracer.record.figures import together
+from tracer.record.messages import Counted, Figures, WorkerConfig
 from tracer.record.routes import AllowList, Routes, parse_allow_list, parse_routes
 
 STATS_S = 1.0
@@ -60,6 +61,7 @@ class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
     passed_through: int = 0  # requests of other endpoints
     queued_bytes: int = 0
     disk_error: str | None = None
+    figures: Figures = Figures()
 
 
 class Session:
@@ -155,6 +157,7 @@ class Session:
             passed_through=counts.get("passed_through", 0),
             queued_bytes=channel.queued_bytes,
             disk_error=channel.report.disk_error,
+            figures=channel.figures,
         )
 
     def counts(self) -> dict[str, int]:
@@ -192,17 +195,16 @@ def watch_signals(stop: asyncio.Event, cut: asyncio.Event) -> None:
 
 def summed(parts: Iterable[RecordStats]) -> RecordStats:
     """Of several proxies; the first disk error stands for all."""
-    total = RecordStats()
-    for part in parts:
-        total = RecordStats(
-            seen=total.seen + part.seen,
-            in_flight=total.in_flight + part.in_flight,
-            recorded=total.recorded + part.recorded,
-            lost=total.lost + part.lost,
-            prompts_shed=total.prompts_shed + part.prompts_shed,
-            token_drift=total.token_drift + part.token_drift,
-            passed_through=total.passed_through + part.passed_through,
-            queued_bytes=total.queued_bytes + part.queued_bytes,
-            disk_error=total.disk_error or part.disk_error,
-        )
-    return total
+    parts = list(parts)
+    return RecordStats(
+        seen=sum(part.seen for part in parts),
+        in_flight=sum(part.in_flight for part in parts),
+        recorded=sum(part.recorded for part in parts),
+        lost=sum(part.lost for part in parts),
+        prompts_shed=sum(part.prompts_shed for part in parts),
+        token_drift=sum(part.token_drift for part in parts),
+        passed_through=sum(part.passed_through for part in parts),
+        queued_bytes=sum(part.queued_bytes for part in parts),
+        disk_error=next((part.disk_error for part in parts if part.disk_error is not None), None),
+        figures=together(part.figures for part in parts),
+    )

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tracer.errors import TraceError
+from tracer.record.figures import without_recent
 from tracer.record.lane import MESSAGE_BYTES, Failed, FromLane, LaneConfig, Ready, Told, Warned
 from tracer.record.messages import WorkerConfig
 from tracer.record.session import STATS_S, WORKER_FINISH_S, RecordConfig, RecordStats, is_set, summed, watch_signals
@@ -26,6 +27,7 @@ from tracer.record.writer import lane_folder, lock_folder
 
 RESTART_S = 1.0
 MAX_RESTART_S = 60.0
+_RUN_LANE = "from tracer.record.lane import main; main()"
 
 _decode: "msgspec.msgpack.Decoder[FromLane]" = msgspec.msgpack.Decoder(FromLane)
 
@@ -69,9 +71,13 @@ class Supervisor:
         tending: list[asyncio.Task[None]] = []
         try:
             with _held_port(self._config.host, self._config.port) as port:
-                self._config = msgspec.structs.replace(self._config, port=port)
+                ca_folder = self._config.ca_folder or str(Path(self._worker.folder, "ca"))  # one for all
+                self._config = msgspec.structs.replace(self._config, port=port, ca_folder=ca_folder)
                 ready = [asyncio.get_running_loop().create_future() for _ in range(self._config.workers)]
-                tending += [asyncio.create_task(self._tend(place, one)) for place, one in enumerate(ready)]
+                for place, one in enumerate(ready):
+                    tending.append(asyncio.create_task(self._tend(place, one)))
+                    if place == 0:
+                        await one  # it makes the certificate authority that the others find
                 on_ready((await asyncio.gather(*ready))[0])
                 while not await is_set(stop, STATS_S):
                     self._tick()
@@ -147,7 +153,7 @@ class Supervisor:
             ours.send(msgspec.msgpack.encode(LaneConfig(config=self._config, worker=worker, started_ns=self._started_ns)))
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tracer.record.lane", str(theirs.fileno())],
+                    [sys.executable, "-c", _RUN_LANE, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -161,7 +167,8 @@ class Supervisor:
     def _bury(self, place: int) -> None:
         lane = self._lanes.pop(place, None)
         if lane is not None:
-            ended = msgspec.structs.replace(lane.stats, in_flight=0, queued_bytes=0, disk_error=None)
+            figures = without_recent(lane.stats.figures)
+            ended = msgspec.structs.replace(lane.stats, in_flight=0, queued_bytes=0, disk_error=None, figures=figures)
             self._past = summed([self._past, ended])
             self._past_counts.update(lane.counts)
 

@@ -20,6 +20,7 @@ import msgspec
 from tracer.errors import TraceError
 from tracer.record.channel import Frames, framed
 from tracer.record.exchange import ExchangeFacts
+from tracer.record.figures import LiveFigures
 from tracer.record.messages import (
     Begun,
     Counted,
@@ -40,6 +41,7 @@ from tracer.tokens import load_tokenizer
 
 TICK_S = 0.25
 REPORT_NS = 500_000_000
+MAX_PENDING = 20_000  # requests under way; of more, the oldest surely ended unheard
 
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
 _pack = msgspec.msgpack.Encoder().encode
@@ -51,7 +53,8 @@ class Worker:
     def __init__(self, builder: RowBuilder, writer: SegmentWriter, counts: dict[str, int]) -> None:
         self._builder = builder
         self._writer = writer
-        self._pending: dict[int, tuple[Started, Pending]] = {}
+        self._figures = LiveFigures()
+        self._pending: dict[int, tuple[Begun, str, Pending]] = {}  # with endpoint
         self._before = Counter(counts)  # by workers that died
         self._told: dict[str, int] = {}  # by the proxy
         self._totals: dict[str, int] = {}
@@ -60,26 +63,36 @@ class Worker:
         """Returns False when there is nothing more to come."""
         match message:
             case Started():
-                self._writer.add(_pack(Begun(flow=message.flow, arrival_ns=message.arrival_ns)), is_row=False)
-                self._pending[message.flow] = message, self._builder.start(message)
+                self._begin(message)
             case Ended():
-                _, pending = self._pending.pop(message.flow, (None, None))
-                self._writer.add(_pack(self._builder.end(pending, message)))
+                _, _, pending = self._pending.pop(message.flow, (None, None, None))
+                row = self._builder.end(pending, message)
+                self._figures.add(row)
+                self._writer.add(_pack(row))
             case Counted():
                 self._told = message.counts
             case Stop():
                 return False
         return True
 
+    def _begin(self, message: Started) -> None:
+        begun = Begun(flow=message.flow, arrival_ns=message.arrival_ns)
+        self._writer.add(_pack(begun), is_row=False)
+        self._pending[message.flow] = begun, message.endpoint, self._builder.start(message)
+        if len(self._pending) > MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
+            self._before["prompts_forgotten"] += 1
+
     def tick(self, now_ns: int) -> None:
+        self._figures.tick(now_ns)
         self._write_totals()
         self._writer.tick(now_ns)
 
     def close(self) -> None:
         """Requests that have not ended become rows without an end; then all is written."""
-        for flow, (started, pending) in self._pending.items():
+        for begun, endpoint, pending in self._pending.values():
             facts = ExchangeFacts(error_kind="recorder_stopped")
-            ended = Ended(flow=flow, arrival_ns=started.arrival_ns, endpoint=started.endpoint, facts=facts)
+            ended = Ended(flow=begun.flow, arrival_ns=begun.arrival_ns, endpoint=endpoint, facts=facts)
             self._writer.add(_pack(self._builder.end(pending, ended)))
         self._pending.clear()
         self._write_totals()
@@ -95,6 +108,7 @@ class Worker:
             recorded=self._writer.rows_written,
             waiting=self._writer.rows_waiting,
             counts=self.counts(),
+            figures=self._figures.figures(),
             disk_error=self._writer.error,
             is_final=is_final,
         )

@@ -21,6 +21,7 @@ from tracer.errors import TraceError
 MAGIC = b"CHATREEL1\n"
 MAX_PAYLOAD_BYTES = 256 << 20
 ROTATE_BYTES = 64 << 20
+ROTATE_NS = 3600 * 1_000_000_000
 FLUSH_NS = 500_000_000  # with the way to the worker, a kill then costs less than the last second
 RETRY_NS = 10_000_000_000
 MAX_WAITING_BYTES = 32 << 20  # in memory while the disk fails
@@ -63,6 +64,7 @@ class SegmentWriter:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._flush_at_ns = now_ns + FLUSH_NS
+        self._rotate_at_ns = now_ns + ROTATE_NS
         self._begin()
 
     def add(self, payload: bytes, *, is_row: bool = True) -> None:
@@ -76,11 +78,18 @@ class SegmentWriter:
             self._flush()
 
     def tick(self, now_ns: int) -> None:
-        """Write what waits if its time has come: each half second, or ten seconds after the disk failed."""
+        """Write what waits if its time has come: each half second, or ten seconds after the disk failed.
+
+        Each hour what was written is closed, so that it can be copied away.
+        """
         if now_ns < self._flush_at_ns:
             return
         self._flush()
         self._flush_at_ns = now_ns + (RETRY_NS if self.error else FLUSH_NS)
+        if now_ns >= self._rotate_at_ns:
+            self._rotate_at_ns = now_ns + ROTATE_NS
+            if self._size > len(MAGIC) + len(self._header):
+                self._close_file()
 
     def close(self) -> None:
         """Last try to write; what still waits is lost."""

@@ -16,6 +16,7 @@ from tracer.record.writer import (
     FLUSH_NS,
     MAGIC,
     RETRY_NS,
+    ROTATE_NS,
     SegmentReader,
     SegmentWriter,
     frame,
@@ -90,6 +91,23 @@ def test_a_full_segment_is_closed_and_the_next_begun(tmp_path: Path, monkeypatch
 
     assert [path.name for path in segment_paths(tmp_path)] == ["000000.seg", "000001.seg"]
     assert folder_records(tmp_path) == [bytes(60)] * 4
+
+
+def test_what_was_written_is_closed_each_hour_and_an_idle_hour_makes_no_file(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, b"header", 0)
+
+    writer.tick(ROTATE_NS)
+    writer.add(b"one")
+    writer.tick(2 * ROTATE_NS)
+    names = [path.name for path in segment_paths(tmp_path)]
+    writer.tick(3 * ROTATE_NS)
+    writer.add(b"two")
+    writer.tick(4 * ROTATE_NS - 1)
+
+    assert names == ["000000.seg"]
+    assert [path.name for path in segment_paths(tmp_path)] == ["000000.seg", "000001.open"]
+    assert folder_records(tmp_path) == [b"one", b"two"]
+    writer.close()
 
 
 class FailingDisk:
