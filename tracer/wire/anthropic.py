@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tracer.wire.facts import ChunkFacts, Usage
+from tracer.wire.facts import ChunkFacts, Usage, error_text
 from tracer.wire.openai import RequestBody
 
 
@@ -93,7 +93,7 @@ def parse_chunk(data: bytes) -> ChunkFacts:
         case "message_stop":
             return ChunkFacts(is_done=True)
         case "error":
-            return ChunkFacts(error=_error_text(raw.error))
+            return ChunkFacts(error=error_text(raw.error))
     return ChunkFacts()
 
 
@@ -104,7 +104,7 @@ def parse_response(body: bytes) -> ChunkFacts:
     except _FAULTS:
         return ChunkFacts(is_parsed=False)
     if raw.error is not None or raw.type == "error":
-        return ChunkFacts(error=_error_text(raw.error))
+        return ChunkFacts(error=error_text(raw.error))
     return _blocks(raw.content or [], ChunkFacts(finish_reason=raw.stop_reason, usage=_usage(raw.usage)))
 
 
@@ -171,7 +171,3 @@ def _usage(raw: _Usage | None) -> Usage | None:
 def _tool_choice(choice: Any) -> Any:
     kind = choice.get("type") if isinstance(choice, dict) else choice
     return _TOOL_CHOICES.get(kind, kind) if isinstance(kind, str) else kind
-
-
-def _error_text(error: Any) -> str:
-    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)

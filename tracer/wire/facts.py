@@ -1,6 +1,7 @@
 """What every API's stream events and bodies are turned into, and how a stream's add up."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,13 @@ class ChunkFacts(msgspec.Struct, frozen=True, kw_only=True):
     def has_token(self) -> bool:
         """A token of reasoning, answer or tool call: not a role, not an empty chunk, not usage alone."""
         return bool(self.text or self.reasoning or self.tool_calls or self.tool_text or self.token_ids)
+
+
+def error_text(error: Any) -> str:
+    """The server's own words, from an error object or a bare text."""
+    if isinstance(error, dict) and "message" in error:
+        return str(error["message"])
+    return str(error)
 
 
 def _highest(one: int | None, other: int | None) -> int | None:

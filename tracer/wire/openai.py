@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tracer.wire.facts import ChunkFacts, Usage
+from tracer.wire.facts import ChunkFacts, Usage, error_text
 
 
 class _Details(msgspec.Struct):
@@ -82,7 +82,7 @@ def parse_response(body: bytes) -> ChunkFacts:
     except _FAULTS:
         return _unusual(body)
     if raw.error is not None or raw.object == "error":
-        return ChunkFacts(error=_error_text(raw.error if raw.error is not None else raw.message))
+        return ChunkFacts(error=error_text(raw.error if raw.error is not None else raw.message))
     usage = _usage(raw.usage) if raw.usage is not None else None
     if not raw.choices:
         return ChunkFacts(usage=usage, prompt_token_ids=raw.prompt_token_ids)
@@ -123,7 +123,7 @@ def _unusual(body: bytes) -> ChunkFacts:
         error = _decode_error(body).error
     except _FAULTS:
         return ChunkFacts(is_parsed=False)
-    return ChunkFacts(is_parsed=False, error=_error_text(error) if error is not None else None)
+    return ChunkFacts(is_parsed=False, error=error_text(error) if error is not None else None)
 
 
 def _parts_text(content: Any) -> str:
@@ -151,12 +151,6 @@ def _usage(raw: _Usage) -> Usage:
         cached_tokens=prompt.cached_tokens if prompt else None,
         reasoning_tokens=completion.reasoning_tokens if completion else None,
     )
-
-
-def _error_text(error: Any) -> str:
-    if isinstance(error, dict) and "message" in error:
-        return str(error["message"])
-    return str(error)
 
 
 class RequestBody(msgspec.Struct):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tracer.wire.facts import ChunkFacts, Usage
+from tracer.wire.facts import ChunkFacts, Usage, error_text
 from tracer.wire.openai import RequestBody
 
 
@@ -112,7 +112,7 @@ def parse_chunk(data: bytes) -> ChunkFacts:
     if raw.type in _LAST and raw.response is not None:
         return _result(raw.response)
     if raw.type == "error" or (not raw.type and raw.error is not None):
-        return ChunkFacts(error=_error_text(raw.error if raw.error is not None else raw.message))
+        return ChunkFacts(error=error_text(raw.error if raw.error is not None else raw.message))
     return ChunkFacts()
 
 
@@ -182,7 +182,7 @@ def _result(response: _Response) -> ChunkFacts:
     return ChunkFacts(
         finish_reason=reason,
         usage=_usage(response.usage),
-        error=_error_text(response.error) if response.error is not None else None,
+        error=error_text(response.error) if response.error is not None else None,
         response_id=response.id,
         is_done=True,
     )
@@ -208,7 +208,3 @@ def _text(parts: Any) -> str:
 
 def _argument_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else ""
-
-
-def _error_text(error: Any) -> str:
-    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
