@@ -10,11 +10,12 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tracer.tokens import safe_words
 STREAMS, GAP_MS = 32, 20
 PROMPT_TOKENS, PROMPT_EVERY_S = 100_000, 0.2
 TICKS_PER_S = 100  # of /proc/PID/stat
+CORES = os.cpu_count() or 1
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: upstream\r\ncontent-type: application/json\r\nx-gap-ms: %d\r\n"
 
 
@@ -133,6 +135,19 @@ class Target:
             await asyncio.sleep(0.2)
 
 
+async def quiet() -> None:
+    """Until the machine is idle, but for a second at most: others may share it."""
+    for _ in range(4):
+        before = _idle_s()
+        await asyncio.sleep(0.25)
+        if _idle_s() - before > 0.25 * CORES - 0.06:
+            return
+
+
+def _idle_s() -> float:
+    return int(Path("/proc/stat").read_text().split(maxsplit=5)[4]) / TICKS_PER_S
+
+
 def _cpu_s(pid: int) -> float:
     values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(values[11]) + int(values[12])) / TICKS_PER_S
@@ -221,13 +236,18 @@ async def measure(targets: list[Target], rounds: int) -> None:
     requests = Requests()
     gc.collect()
     gc.freeze()
+    loads: list[Callable[[Target], Coroutine[None, None, None]]] = [
+        lambda target: json_load(target, requests, 1, 1.0),
+        lambda target: json_load(target, requests, STREAMS, 1.5),
+        lambda target: paced_load(target, requests, False),
+        lambda target: paced_load(target, requests, True),
+        lambda target: unpaced_load(target, requests, 1.0),
+    ]
     for number in range(rounds):
-        for target in targets[number % 3 :] + targets[: number % 3]:
-            await json_load(target, requests, 1, 1.5)
-            await json_load(target, requests, 32, 2.0)
-            await paced_load(target, requests, False)
-            await paced_load(target, requests, True)
-            await unpaced_load(target, requests, 1.5)
+        for load in loads:
+            for target in targets[number % 3 :] + targets[: number % 3]:
+                await quiet()
+                await load(target)
         print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -16,6 +17,9 @@ from tracer.record.messages import Ended, Figures, Report, Started, Stop, ToWork
 
 QUEUE_BYTES = 64 << 20
 PROMPT_SHARE = 0.75  # above that only facts are taken, so that a burst of prompts cannot cost rows
+GATHER_S = 0.05  # small frames wait for a row to go with: waking the worker costs both processes more than their content
+GATHER_BYTES = 64 << 10
+MAX_PIECES = 256  # of one send, far below the kernel's limit of 1024
 RESTART_S = 1.0
 MAX_RESTARTS = 10
 
@@ -70,6 +74,7 @@ class Channel:
         self._socket: socket.socket | None = None
         self._frames = Frames()
         self._is_writing = False
+        self._is_gathering = False
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._lost_recorded = 0  # rows on disk by workers that died
@@ -132,26 +137,39 @@ class Channel:
             return False
         self._queue.append(_Queued(memoryview(frame), is_row))
         self.queued_bytes += len(frame)
+        if self._is_writing:
+            return True
+        if is_row or self.queued_bytes >= GATHER_BYTES:
+            self._send()
+        elif not self._is_gathering:
+            self._is_gathering = True
+            asyncio.get_running_loop().call_later(GATHER_S, self._send_gathered)
+        return True
+
+    def _send_gathered(self) -> None:
+        self._is_gathering = False
         if not self._is_writing:
             self._send()
-        return True
 
     def _send(self) -> None:
         while self._queue and self._socket is not None:
-            first = self._queue[0]
             try:
-                sent = self._socket.send(first.data)
+                sent = self._socket.sendmsg([one.data for one in islice(self._queue, MAX_PIECES)])
             except BlockingIOError:
                 self._watch_writable(True)
                 return
             except OSError:
                 self._worker_gone()
                 return
-            self.queued_bytes -= sent
-            first.data = first.data[sent:]
-            if not first.data:
-                self._queue.popleft()
+            self._drop_sent(sent)
         self._watch_writable(False)
+
+    def _drop_sent(self, sent: int) -> None:
+        self.queued_bytes -= sent
+        while sent and sent >= len(self._queue[0].data):
+            sent -= len(self._queue.popleft().data)
+        if sent:
+            self._queue[0].data = self._queue[0].data[sent:]
 
     def _watch_writable(self, on: bool) -> None:
         if self._socket is None or on == self._is_writing:

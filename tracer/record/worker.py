@@ -42,6 +42,7 @@ from tracer.tokens import load_tokenizer
 TICK_S = 0.25
 REPORT_NS = 500_000_000
 MAX_PENDING = 20_000  # requests under way; of more, the oldest surely ended unheard
+NICENESS = 10  # where cores are short, traffic goes first; what the worker cannot keep up with is shed and counted
 
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
 _pack = msgspec.msgpack.Encoder().encode
@@ -169,7 +170,6 @@ def _loop(connection: socket.socket, frames: Frames, waiting: list[bytes], worke
         for payload in waiting:
             if not _take(worker, payload):
                 return
-            worker.tick(time.monotonic_ns())
         now_ns = time.monotonic_ns()
         worker.tick(now_ns)
         if now_ns >= report_at_ns:
@@ -210,6 +210,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the proxy decides when to stop; its end is ours
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
     os.umask(0o077)
+    os.nice(NICENESS)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection)
 
