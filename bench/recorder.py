@@ -1,6 +1,6 @@
 """What recording costs: direct, a plain mitmproxy reverse proxy, and `chatreel record`, in turns before one upstream.
 
-python bench/recorder.py [--rounds 5]
+python bench/recorder.py [--rounds 4]
 
 Four or five processes on loopback: this load generator, the upstream, the proxy, and chatreel's worker. Send stamps stand in
 the chunks (CLOCK_MONOTONIC, one for all processes), so a chunk's delay is its own, from upstream's write to client.
@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,9 +25,9 @@ from tracer.record.recording import RecordConfig, start_recorder
 from tracer.tokens import safe_words
 
 STREAMS, GAP_MS = 32, 20
+SLICES = 3  # of each short load a round
 PROMPT_TOKENS, PROMPT_EVERY_S = 100_000, 0.2
 TICKS_PER_S = 100  # of /proc/PID/stat
-CORES = os.cpu_count() or 1
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: upstream\r\ncontent-type: application/json\r\nx-gap-ms: %d\r\n"
 
 
@@ -132,20 +131,7 @@ class Target:
         last = -1.0
         while (now := self.cpu_s()[1]) > last + 1 / TICKS_PER_S:
             last = now
-            await asyncio.sleep(0.2)
-
-
-async def quiet() -> None:
-    """Until the machine is idle, but for a second at most: others may share it."""
-    for _ in range(4):
-        before = _idle_s()
-        await asyncio.sleep(0.25)
-        if _idle_s() - before > 0.25 * CORES - 0.06:
-            return
-
-
-def _idle_s() -> float:
-    return int(Path("/proc/stat").read_text().split(maxsplit=5)[4]) / TICKS_PER_S
+            await asyncio.sleep(0.1)
 
 
 def _cpu_s(pid: int) -> float:
@@ -227,6 +213,9 @@ async def unpaced_load(target: Target, requests: Requests, seconds: float) -> No
     close(clients)
 
 
+Load = Callable[[Target], Coroutine[None, None, None]]
+
+
 def close(clients: list[Client]) -> None:
     for client in clients:
         client.transport.close()
@@ -236,24 +225,23 @@ async def measure(targets: list[Target], rounds: int) -> None:
     requests = Requests()
     gc.collect()
     gc.freeze()
-    loads: list[Callable[[Target], Coroutine[None, None, None]]] = [
-        lambda target: json_load(target, requests, 1, 1.0),
-        lambda target: json_load(target, requests, STREAMS, 1.5),
-        lambda target: paced_load(target, requests, False),
-        lambda target: paced_load(target, requests, True),
-        lambda target: unpaced_load(target, requests, 1.0),
+    short: list[Load] = [
+        lambda target: json_load(target, requests, 1, 0.4),
+        lambda target: json_load(target, requests, STREAMS, 0.6),
+        lambda target: unpaced_load(target, requests, 0.4),
     ]
+    long: list[Load] = [lambda target: paced_load(target, requests, False), lambda target: paced_load(target, requests, True)]
     for number in range(rounds):
-        for load in loads:
-            for target in targets[number % 3 :] + targets[: number % 3]:
-                await quiet()
+        for turn, load in enumerate(SLICES * short + long):
+            first = (number + turn) % 3
+            for target in targets[first:] + targets[:first]:
                 await load(target)
         print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
 
 
 def show(targets: list[Target]) -> None:
     _, plain, ours = targets
-    print(f"| median of rounds | {' | '.join(target.name for target in targets)} | chatreel / plain |\n|---|---|---|---|---|")
+    print(f"| median | {' | '.join(target.name for target in targets)} | chatreel / plain |\n|---|---|---|---|---|")
     for name in ours.figures:
         medians = [f"{np.median(target.figures[name]):.4g}" for target in targets]
         ratio = f"{ratio_of(ours, plain, name):.2f}" if min(plain.figures[name]) > 0 else "-"
@@ -296,7 +284,7 @@ def peer(*arguments: str) -> Iterator[tuple[int, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, peer("upstream") as (port, _):
         url = f"http://127.0.0.1:{port}"

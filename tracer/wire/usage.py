@@ -11,7 +11,7 @@ from tracer.wire import CHAT, COMPLETIONS
 from tracer.wire.openai import is_usage_alone
 
 MAX_HELD_BYTES = 1 << 20
-_EVENT_END = re.compile(rb"(?:\r\n|\n|\r)(?:\r\n|\n|\r)")
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")  # atomic: a CRLF is never read as two line ends
 
 
 def with_usage(endpoint: str, body: bytes) -> bytes | None:

@@ -46,7 +46,7 @@ def test_other_requests_stay_as_they_are(endpoint: str, body: bytes) -> None:
     assert with_usage(endpoint, body) is None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=400)
 @given(
     st.lists(st.sampled_from([b"data: " + WORD, b": ping", b"event: x\ndata: y", b"data: [DONE]", b"id: 7"]), max_size=6),
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
@@ -61,7 +61,13 @@ def test_only_the_usage_event_goes_however_the_stream_is_cut(events: list[bytes]
     assert strip(cut(stream, at)) == wanted
 
 
-@settings(deadline=None, max_examples=200)
+def test_a_lone_crlf_ends_a_line_not_an_event() -> None:
+    stream = b"event: x\r\ndata: " + USAGE + b"\r\n\r\ndata: " + USAGE + b"\r\n\r\n"
+
+    assert strip([stream]) == b"event: x\r\ndata: " + USAGE + b"\r\n\r\n"  # only one bare data line is ours
+
+
+@settings(deadline=None, max_examples=400)
 @given(
     st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"data:", b" ", b"x", b"{}", USAGE[:20]]), max_size=30),
     st.lists(st.integers(0, 500)),
