@@ -398,3 +398,15 @@ def test_a_given_key_makes_recordings_comparable(server: str, tmp_path: Path) ->
 
     assert ids[0] == ids[1]
     assert not (tmp_path / "a.key").exists()
+
+
+def test_the_usual_limit_of_open_files_does_not_limit_connections(server: str, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        with start_recorder(RecordConfig(upstream=server, out=str(tmp_path / "t.parquet"))) as recorder:
+            limits = resource.prlimit(recorder.process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert limits == (hard, hard)
