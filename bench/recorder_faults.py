@@ -23,7 +23,6 @@ from aiohttp import web
 from tracer.record import RecordConfig, RecorderProcess, compact, start_recorder
 from tracer.tracefile import iter_requests
 
-USERS = 16
 CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": null}]}\n\n'
 LAST = (
     b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
@@ -103,7 +102,7 @@ async def break_things(recorder: RecorderProcess, again: RecordConfig, upstream:
     return await asyncio.to_thread(start_recorder, again)
 
 
-async def run(minutes: float, folder: Path) -> None:
+async def run(minutes: float, users: int, folder: Path) -> None:
     upstream, seen, length_s = Upstream(), Counter[str](), 60 * minutes
     app = web.Application()
     app.router.add_post("/v1/chat/completions", upstream.answer)
@@ -116,7 +115,7 @@ async def run(minutes: float, folder: Path) -> None:
     again = RecordConfig(upstream=target, out=str(folder / "second.parquet"), port=port)
     until = time.monotonic() + length_s
     async with httpx.AsyncClient(base_url=recorder.url, timeout=30) as client, asyncio.TaskGroup() as group:
-        for number in range(USERS):
+        for number in range(users):
             group.create_task(user(client, number, until, seen))
         breaking = group.create_task(break_things(recorder, again, upstream, length_s))
     second = await asyncio.to_thread(breaking.result().stop)
@@ -137,8 +136,10 @@ def report(seen: Counter[str], traces: list[Path], losses: Counter[str]) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--users", type=int, default=16, help="requests under way at any time")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(run(parser.parse_args().minutes, Path(folder)))
+        asyncio.run(run(given.minutes, given.users, Path(folder)))
 
 
 if __name__ == "__main__":
