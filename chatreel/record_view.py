@@ -18,8 +18,8 @@ RATE_S = 10.0
 class Rate:
     """Requests per second over the last ten seconds."""
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+    def __init__(self, now_s: float) -> None:
+        self._seen = deque([(now_s, 0)])
 
     def at(self, now_s: float, seen: int) -> float:
         self._seen.append((now_s, seen))
@@ -36,9 +36,10 @@ class RecordView:
         self._console = console
         self._workers = workers
         self._now_s = now_s
-        self._rate = Rate()
         self._live = Live("", console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._line_at_s = now_s() + LINE_S
+        began_s = now_s()
+        self._rate = Rate(began_s)
+        self._line_at_s = began_s + LINE_S
 
     def __enter__(self) -> "RecordView":
         if self._live is not None:

@@ -96,11 +96,11 @@ def test_reuse_that_is_a_lower_bound_says_so_and_why() -> None:
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
-    rate = Rate()
+    rate = Rate(0.0)
 
-    found = [rate.at(float(second), 100 * min(second, 20)) for second in range(32)]
+    found = [rate.at(float(second), 100 * min(second, 20)) for second in range(1, 32)]
 
-    assert (found[0], found[1], found[20], found[25], found[31]) == (0.0, 100.0, 100.0, 50.0, 0.0)
+    assert (found[0], found[19], found[24], found[30]) == (100.0, 100.0, 50.0, 0.0)
 
 
 def shown(seconds: range, **console: object) -> str:
@@ -115,7 +115,7 @@ def test_without_a_terminal_there_is_a_plain_line_each_ten_seconds() -> None:
     lines = shown(range(1, 26)).splitlines()
 
     assert len(lines) == 2
-    assert "requests: 1,200 (0.0/s), 7 in flight" in lines[0] and "prefix reuse: 74.2%" in lines[0]
+    assert "requests: 1,200 (120.0/s), 7 in flight" in lines[0] and "prefix reuse: 74.2%" in lines[0]
     assert "\x1b" not in "".join(lines)
 
 
