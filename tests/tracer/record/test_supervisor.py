@@ -60,6 +60,7 @@ def test_two_proxies_record_every_request_once_under_one_key(server: str, tmp_pa
         post(recorder.url, body("stream", "7 "))
         time.sleep(1.2)  # a flush
         lanes = sorted((tmp_path / "t.segments").glob("lane-*"))
+        authorities = {path.parent.parent.name for path in tmp_path.rglob("mitmproxy-ca.pem")}
         sizes = [sum(path.stat().st_size for path in lane.glob("0*")) for lane in lanes]
         result = recorder.stop()
     rows = list(iter_requests(result.path))
@@ -68,6 +69,7 @@ def test_two_proxies_record_every_request_once_under_one_key(server: str, tmp_pa
 
     assert set(answers) == {b"".join(scripts.STREAM)}
     assert len(sizes) == 2 and min(sizes) > 1000  # both took part
+    assert authorities == {"t.segments"}  # one for all: clients of a forward proxy trust one
     assert (result.rows, len(rows), len(set(first[:40]))) == (41, 41, 40)
     assert rows[40]["input_blocks"] == rows[7]["input_blocks"]  # same key, whichever proxy it went through
     assert result.losses == {"token_drift": 41}
