@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ PROMPT_SHARE = 0.75  # above that only facts are taken, so that a burst of promp
 GATHER_S = 0.05  # small frames wait for a row to go with: waking the worker costs both processes more than their content
 GATHER_BYTES = 64 << 10
 MAX_PIECES = 256  # of one send, far below the kernel's limit of 1024
-RESTART_S = 1.0
-MAX_RESTARTS = 10
+RESTART_S = 1.0  # before the first new worker; doubles while they die young
+MAX_RESTART_S = 60.0
 
 _HEAD = struct.Struct("<I")
 
@@ -76,6 +77,8 @@ class Channel:
         self._is_writing = False
         self._is_gathering = False
         self._is_stopping = False
+        self._spawned_at = 0.0
+        self._pause_s = RESTART_S
         self._changed = asyncio.Event()
         self._lost_recorded = 0  # rows on disk by workers that died
         self._lost_figures = Figures()
@@ -212,6 +215,7 @@ class Channel:
             return
         finally:
             theirs.close()
+        self._spawned_at = time.monotonic()
         ours.setblocking(False)
         self._socket, self._frames = ours, Frames()
         self._lost_recorded = self.recorded
@@ -229,14 +233,22 @@ class Channel:
             return
         self.worker_deaths += 1
         self._warn("the recording worker died; requests pass, but are not recorded until it is back")
-        if self.worker_deaths <= MAX_RESTARTS:
-            asyncio.get_running_loop().call_later(RESTART_S, self._restart)
+        self._restart_later()
+
+    def _restart_later(self) -> None:
+        has_lived = time.monotonic() - self._spawned_at > MAX_RESTART_S
+        self._pause_s = RESTART_S if has_lived else self._pause_s
+        asyncio.get_running_loop().call_later(self._pause_s, self._restart)
+        self._pause_s = min(2 * self._pause_s, MAX_RESTART_S)
 
     def _restart(self) -> None:
-        if not self._is_stopping and self._socket is None:
-            if self._process is not None:
-                self._process.poll()
-            self._spawn()
+        if self._is_stopping or self._socket is not None:
+            return
+        if self._process is not None:
+            self._process.poll()
+        self._spawn()
+        if self._socket is None:  # no memory or no process to be had; perhaps later
+            self._restart_later()
 
     def _close(self) -> None:
         if self._socket is None:

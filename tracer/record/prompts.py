@@ -10,6 +10,7 @@ from tracer.tokens import Tokenizer, encode_chat
 from tracer.wire.openai import RequestBody, text_prompt, token_prompt
 
 MAX_CACHED_BYTES = 64 << 20
+ENTRY_BYTES = 256  # what an entry costs beside its tokens
 
 
 class PromptEncoder:
@@ -58,7 +59,7 @@ class PromptEncoder:
 
     def _keep(self, digest: bytes, tokens: Tokens) -> None:
         self._cache[digest] = tokens
-        self._cached_bytes += tokens.nbytes
+        self._cached_bytes += tokens.nbytes + ENTRY_BYTES
         while self._cached_bytes > MAX_CACHED_BYTES:
             _, oldest = self._cache.popitem(last=False)
-            self._cached_bytes -= oldest.nbytes
+            self._cached_bytes -= oldest.nbytes + ENTRY_BYTES
