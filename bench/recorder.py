@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from recorder_peers import CHUNKS, LENGTH
 from tracer.record.recording import RecordConfig, start_recorder
 from tracer.tokens import safe_words
 
+PEERS = str(Path(__file__).with_name("recorder_peers.py"))
 STREAMS, GAP_MS = 32, 20
 SLICES = 3  # of each short load a round
 PROMPT_TOKENS, PROMPT_EVERY_S = 100_000, 0.2
@@ -78,9 +79,8 @@ class Requests:
     """No two alike, so that the recorder's worker has to tokenize each one's last message."""
 
     def __init__(self) -> None:
-        words, _ = safe_words("cl100k", 5)
         self._random = np.random.default_rng(0)
-        self._words = words
+        self._words = safe_words("cl100k", 5)[0]
         self._number = 0
         self._system, self._user = self._text(50), self._text(35)
         self._prompt = self._text(PROMPT_TOKENS)
@@ -126,6 +126,10 @@ class Target:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return _cpu_s(self.pid), sum(_cpu_s(int(child)) for child in children)
 
+    def keep_cpu(self, name: str, before: tuple[float, float], count: float) -> None:
+        for process, start, end in zip(("proxy", "worker"), before, self.cpu_s(), strict=True):
+            self.keep(name.format(process), (end - start) / count)
+
     async def settle(self) -> None:
         """Until the worker has nothing left to do, so that no load pays for the one before."""
         last = -1.0
@@ -161,8 +165,7 @@ async def json_load(target: Target, requests: Requests, count: int, seconds: flo
     target.keep(f"json c={count} requests/s", len(taken_ns) / (time.monotonic() - start))
     target.keep_ms(f"json c={count}", taken_ns)
     await target.settle()
-    for name, before, after in zip(("proxy", "worker"), cpu, target.cpu_s(), strict=True):
-        target.keep(f"json c={count} {name} CPU ms/request", (after - before) * 1000 / len(taken_ns))
+    target.keep_cpu(f"json c={count} {{}} CPU ms/request", cpu, len(taken_ns) / 1000)
     target.asked += len(taken_ns)
     close(clients)
 
@@ -207,13 +210,9 @@ async def unpaced_load(target: Target, requests: Requests, seconds: float) -> No
     chunks = streams * CHUNKS
     target.keep("unpaced chunks/s", chunks / (time.monotonic() - start))
     await target.settle()
-    for name, before, after in zip(("proxy", "worker"), cpu, target.cpu_s(), strict=True):
-        target.keep(f"unpaced {name} CPU us/chunk", (after - before) * 1e6 / chunks)
+    target.keep_cpu("unpaced {} CPU us/chunk", cpu, chunks / 1e6)
     target.asked += streams
     close(clients)
-
-
-Load = Callable[[Target], Coroutine[None, None, None]]
 
 
 def close(clients: list[Client]) -> None:
@@ -225,12 +224,12 @@ async def measure(targets: list[Target], rounds: int) -> None:
     requests = Requests()
     gc.collect()
     gc.freeze()
-    short: list[Load] = [
+    short = [
         lambda target: json_load(target, requests, 1, 0.4),
         lambda target: json_load(target, requests, STREAMS, 0.6),
         lambda target: unpaced_load(target, requests, 0.4),
     ]
-    long: list[Load] = [lambda target: paced_load(target, requests, False), lambda target: paced_load(target, requests, True)]
+    long = [lambda target: paced_load(target, requests, False), lambda target: paced_load(target, requests, True)]
     for number in range(rounds):
         for turn, load in enumerate(SLICES * short + long):
             first = (number + turn) % 3
@@ -270,11 +269,8 @@ def judge(plain: Target, ours: Target) -> None:
 
 
 @contextlib.contextmanager
-def peer(*arguments: str) -> Iterator[tuple[int, int]]:
-    """(port, pid)."""
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("recorder_peers.py")), *arguments], stdout=subprocess.PIPE
-    )
+def peer(*arguments: str) -> Iterator[tuple[int, int]]:  # port, pid
+    process = subprocess.Popen([sys.executable, PEERS, *arguments], stdout=subprocess.PIPE)
     try:
         yield int(process.stdout.readline()), process.pid
     finally:
