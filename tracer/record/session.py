@@ -1,6 +1,7 @@
 """One proxy and its worker, from start to the worker's farewell. Blocks nothing but its own event loop."""
 
 import asyncio
+import gc
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from tracer.record.messages import Counted, Figures, WorkerConfig
 from tracer.record.routes import AllowList, Routes, parse_allow_list, parse_routes
 
 STATS_S = 1.0
+GC_THRESHOLDS = (10_000, 20, 20)  # objects, then rounds of the younger generation; Python's own are 700, 10, 10
 WARN_AGAIN_S = 60.0
 WORKER_FINISH_S = 120.0
 
@@ -49,6 +51,13 @@ def routes(config: RecordConfig) -> Routes | AllowList:
     if config.forward:
         return parse_allow_list(config.allow_hosts)
     return parse_routes(given)
+
+
+def _spare_collections() -> None:
+    """What is loaded by now stays until the end: a full collection that walks it stalls every stream for some 50 ms."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +108,9 @@ class Session:
         ca_folder = Path(self._config.ca_folder or Path(self._worker.folder, "ca"))
         proxy = Proxy(self._config.host, self._config.port, self._addon, ca_folder, self._config.upstream_ca)
         try:
-            on_ready(await proxy.start(share_port=self._share_port))
+            url = await proxy.start(share_port=self._share_port)
+            _spare_collections()
+            on_ready(url)
             while not await is_set(stop, STATS_S):
                 self._tick()
             await self._stop(proxy, cut)

@@ -18,7 +18,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return Usage(**{name: _highest(getattr(self, name), getattr(later, name)) for name in self.__struct_fields__})
 
 
-class ChunkFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one stream event, or one whole body, says about its first choice. A struct: cheapest to make per chunk."""
 
     choice_index: int = 0  # with n > 1, events of several choices are interleaved

@@ -8,7 +8,7 @@ import msgspec
 _BOM = b"\xef\xbb\xbf"
 
 
-class SseEvent(msgspec.Struct, frozen=True):
+class SseEvent(msgspec.Struct, frozen=True, gc=False):
     data: bytes  # `data` lines joined by LF
     event: str  # "message" where the stream names none
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mitmproxy.http import Headers
 
 from tracer.record.addon import RecorderAddon
 from tracer.record.messages import Ended, Started
@@ -19,8 +20,8 @@ class BrokenSink:
 
 
 def flow(path: str = "/v1/chat/completions", method: str = "POST") -> Any:
-    request = SimpleNamespace(method=method, path=path, headers={}, host_header="h", raw_content=b"{}")
-    response = SimpleNamespace(status_code=200, headers={"content-type": "text/event-stream"}, stream=False)
+    request = SimpleNamespace(method=method, path=path, headers=Headers(), host_header="h", raw_content=b"{}")
+    response = SimpleNamespace(status_code=200, headers=Headers(content_type="text/event-stream"), stream=False)
     return SimpleNamespace(id="f", request=request, response=response, error=None)
 
 

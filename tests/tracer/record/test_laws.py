@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mitmproxy.http import Headers
 
 from tracer.record.addon import RecorderAddon
 from tracer.record.messages import Ended, Row, Started
@@ -68,8 +69,10 @@ def through(
     """(what went on, the row, the add-on)."""
     sink = Rows()
     addon = RecorderAddon(sink, lambda: 0, parse_routes(["http://h"]), **options)
-    request = SimpleNamespace(method="POST", path=endpoint, headers={}, host_header="h", raw_content=BODY.encode())
-    response = SimpleNamespace(status_code=200, headers={"content-type": "text/event-stream", **(headers or {})}, stream=False)
+    request = SimpleNamespace(method="POST", path=endpoint, headers=Headers(), host_header="h", raw_content=BODY.encode())
+    named = {"content-type": "text/event-stream", **(headers or {})}
+    told = Headers([(name.encode(), value.encode()) for name, value in named.items()])
+    response = SimpleNamespace(status_code=200, headers=told, stream=False)
     flow: Any = SimpleNamespace(id="f", request=request, response=response, error=None)
     addon.requestheaders(flow)
     addon.request(flow)
