@@ -8,12 +8,12 @@ Loopback only. Each stream gets one chunk, then all wait; the limit of open file
 import argparse
 import asyncio
 import json
-import resource
 import tempfile
 from pathlib import Path
 
 from aiohttp import web
 
+from tracer.limits import lift_file_limit
 from tracer.record import RecordConfig, start_recorder
 
 CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": null}]}\n\n'
@@ -73,8 +73,8 @@ async def run(streams: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=3000)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    lift_file_limit()
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(parser.parse_args().streams, Path(folder)))
 

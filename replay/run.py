@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import gc
 import os
-import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +31,7 @@ from replay.plan.plan import Plan, Planned
 from replay.plan.predict import Prediction, predict
 from replay.plan.prompts import as_text, prompt_places, spliced
 from replay.plan.scale import By, scale_plan
+from tracer.limits import lift_file_limit
 from tracer.tracefile import read_footer, read_table
 
 LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 12k tokens take some 2 ms
@@ -115,7 +115,7 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
     if config.open_loop:
         plan = dataclasses.replace(plan, think_ns=np.full(len(plan), -1))
     headers = _headers(config)
-    _raise_file_limit()
+    lift_file_limit()
     async with http_client(config.timeout_s, headers) as client:
         target = await probe(
             client,
@@ -152,13 +152,6 @@ def _headers(config: ReplayConfig) -> dict[str, str]:
     if not key:
         raise PlanError(f"environment variable {config.api_key_env} is not set", next_step="Export the API key in it")
     return {"Authorization": f"Bearer {key}"}
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    del soft
 
 
 def _predict(plan: Plan, config: ReplayConfig, target: Target) -> Prediction:

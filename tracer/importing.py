@@ -103,7 +103,7 @@ def export_trace(path: Path, out_path: Path, target_format: str) -> int:
 
     partial = out_path.with_name(f".{out_path.name}.{os.getpid()}.partial")
     try:
-        with _writing(out_path), open(partial, "wb") as file:
+        with writing(out_path), open(partial, "wb") as file:
             file.writelines(FORMATS[target_format].write(counted(), footer))
         partial.replace(out_path)
     finally:
@@ -226,7 +226,7 @@ def _rejecting(quarantine: Path | None) -> Iterator[Callable[[BadRow], None]]:
     if quarantine is None:
         yield lambda row: None
         return
-    with _writing(quarantine):
+    with writing(quarantine):
         file = open(quarantine, "wb")
     with file:
 
@@ -290,7 +290,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

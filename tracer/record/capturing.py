@@ -29,6 +29,7 @@ from tracer.captures import (
     sglang,
 )
 from tracer.errors import TraceError
+from tracer.importing import writing
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import Counted, Ended, Started, WorkerConfig
 from tracer.record.privacy import create_key, load_key
@@ -156,7 +157,7 @@ class _Log:
     def write(self, out_path: Path) -> None:
         out_path.unlink(missing_ok=True)  # of an earlier import to the same place
         if self.lines:
-            with _writing(out_path), open(out_path, "wb") as file:
+            with writing(out_path), open(out_path, "wb") as file:
                 file.writelines(self.lines)
 
 
@@ -264,7 +265,7 @@ def _laid_out(path: Path, out: Path, key_path: Path | None) -> Iterator[tuple[Pa
     else:
         load_key(key)
     try:
-        with _writing(folder):
+        with writing(folder):
             folder.mkdir(mode=0o700)
         yield folder, key
     except BaseException:
@@ -301,14 +302,4 @@ def _placing_errors(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(
             "compressed file is cut or damaged", path=str(path), next_step="Decompress what is left of it"
-        ) from error
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise TraceError(
-            "cannot write here", path=str(path), seen=error.strerror or str(error), next_step="Choose another -o path"
         ) from error

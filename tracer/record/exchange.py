@@ -56,7 +56,8 @@ class Exchange:
         self._parser: SseParser | None = None
         self._body: list[bytes] = []
         self._decode: Decoder | None = None
-        self._answer_bytes = 0
+        self._bytes_out = 0  # as they came
+        self._answer_bytes = 0  # decoded
         self._bad_encoding = False
         self._deltas_us = array("i")
         self._tokens = array("i")
@@ -80,7 +81,7 @@ class Exchange:
 
     def received(self, now_ns: int, data: bytes) -> None:
         """Some bytes of the response's body, as they came."""
-        self._facts.bytes_out = (self._facts.bytes_out or 0) + len(data)
+        self._bytes_out += len(data)
         if self._bad_encoding:
             return
         if self._decode is not None:
@@ -144,7 +145,7 @@ class Exchange:
 
     def _finish(self, now_ns: int, broken: str | None) -> ExchangeFacts:
         facts, answer = self._facts, self._answer
-        facts.end_ns = now_ns - self._arrival_ns
+        facts.end_ns, facts.bytes_out = now_ns - self._arrival_ns, self._bytes_out
         is_whole_json = True
         if self._parser is not None:
             for event in self._parser.finish():

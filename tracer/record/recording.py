@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
 from tracer.errors import TraceError
+from tracer.limits import lift_file_limit
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import WorkerConfig
 from tracer.record.privacy import create_key, load_key
@@ -48,7 +48,7 @@ def record(
     out = Path(config.out)
     routes(config)  # a fault in them is told before anything is written
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
-    _allow_many_connections()
+    lift_file_limit()  # each request under way holds two connections
     folder, key_path = _lay_out(out, config.key_path)
     started_ns = time.monotonic_ns()
     worker = WorkerConfig(
@@ -75,13 +75,6 @@ def record(
 def _warn_of_losses(stats: RecordStats, warn: Callable[[str], None]) -> None:
     if stats.lost:
         warn(f"the trace lacks {stats.lost} of {stats.seen} requests")
-
-
-def _allow_many_connections() -> None:
-    """Each request under way holds two; the usual soft limit of 1,024 files would end at some 500."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a system that does not let us: it works as far as it goes
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _to_stderr(text: str) -> None:

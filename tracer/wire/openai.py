@@ -10,7 +10,9 @@ import msgspec
 from tracer.wire.facts import ChunkFacts, Usage, error_text
 
 
-class _Details(msgspec.Struct):
+class Details(msgspec.Struct):
+    """Of prompt or completion tokens; the Responses API has the same."""
+
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
@@ -18,8 +20,8 @@ class _Details(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
+    prompt_tokens_details: Details | None = None
+    completion_tokens_details: Details | None = None
 
 
 class _Function(msgspec.Struct):

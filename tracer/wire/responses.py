@@ -10,19 +10,14 @@ from typing import Any
 import msgspec
 
 from tracer.wire.facts import ChunkFacts, Usage, error_text
-from tracer.wire.openai import RequestBody
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+from tracer.wire.openai import Details, RequestBody
 
 
 class _Usage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
+    input_tokens_details: Details | None = None
+    output_tokens_details: Details | None = None
 
 
 class _Item(msgspec.Struct):
