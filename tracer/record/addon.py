@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tracer.errors import TraceError
-from tracer.record.exchange import Exchange, ExchangeFacts
-from tracer.record.messages import Ended, Started
+from tracer.record.messages import Answered, Finished, Piece, Started
 from tracer.record.routes import AllowList, Routes
 from tracer.wire import endpoint_of
 from tracer.wire.usage import UsageStripper, with_usage
@@ -31,12 +30,15 @@ _SESSION = SESSION_HEADER.encode()
 _CREDENTIALS = tuple(name.encode() for name in CREDENTIAL_HEADERS)
 SILENCE_S = 3600  # a long queue or prefill sends nothing; mitmproxy's default cuts after 600 s
 BACKLOG = 1024
+GAVE_UP = 502  # what mitmproxy tells a client whose upstream has not answered
 LAST_WRITE_S = 0.2  # the end-of-body marker goes out after the hook that tells us of the end
 
 
 class Sink(Protocol):
     def started(self, message: Started) -> None: ...
-    def ended(self, message: Ended) -> None: ...
+    def answered(self, message: Answered) -> None: ...
+    def received(self, message: Piece) -> None: ...
+    def finished(self, message: Finished) -> None: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +47,9 @@ class _Live:
     arrival_ns: int
     endpoint: str
     upstream: str
-    exchange: Exchange
+    dispatch_ns: int | None = None  # since arrival
+    bytes_in: int | None = None
+    bytes_out: int = 0
     stripper: UsageStripper | None = None  # of usage that we asked for, not the client
 
 
@@ -79,7 +83,7 @@ class RecorderAddon:
             return
         self.seen += 1
         now_ns = self.now_ns()
-        self._live[flow.id] = _Live(self.seen, now_ns, endpoint, upstream, Exchange(now_ns, endpoint))
+        self._live[flow.id] = _Live(self.seen, now_ns, endpoint, upstream)
 
     def _direct(self, flow: "HTTPFlow") -> str | None:
         """Name of the upstream that the request goes to from here; None: it may not go there."""
@@ -126,19 +130,26 @@ class RecorderAddon:
             if live.stripper is not None and not _can_strip(headers):
                 live.stripper = None
             kind, encoding = headers.get(b"content-type", b""), headers.get(b"content-encoding", b"")
-            live.exchange.answered(flow.response.status_code, kind.decode("latin-1"), encoding.decode("latin-1"))
+            self.sink.answered(
+                Answered(
+                    flow=live.number,
+                    status=flow.response.status_code,
+                    content_type=kind.decode("latin-1"),
+                    encoding=encoding.decode("latin-1"),
+                )
+            )
         except Exception:
             self.counts["hook_failures"] += 1
 
     def response(self, flow: "HTTPFlow") -> None:
-        self._end(flow, lambda live: live.exchange.ended(self.now_ns()))
+        self._end(flow, None)
 
     def error(self, flow: "HTTPFlow") -> None:
-        self._end(flow, lambda live: _break(live.exchange, flow, self.now_ns()))
+        self._end(flow, _break(flow))
 
     def _start(self, flow: "HTTPFlow", live: _Live) -> None:
         headers, body = _by_name(flow.request.headers), flow.request.raw_content or b""
-        live.exchange.dispatched(self.now_ns(), len(body))
+        live.dispatch_ns, live.bytes_in = self.now_ns() - live.arrival_ns, len(body)
         credentials = (headers.get(name) for name in _CREDENTIALS)
         self.sink.started(
             Started(
@@ -158,10 +169,13 @@ class RecorderAddon:
         It calls with b"" once, at the end. An empty list passes nothing on.
         """
 
+        received, now_ns, number = self.sink.received, self.now_ns, live.number
+
         def forward(data: bytes) -> bytes | list[bytes]:
             try:
                 if data:
-                    live.exchange.received(self.now_ns(), data)
+                    live.bytes_out += len(data)
+                    received(Piece(number, now_ns(), data))
                 if live.stripper is not None:
                     passing = live.stripper.feed(data) if data else live.stripper.finish()
                     return [passing] if passing else []
@@ -171,15 +185,25 @@ class RecorderAddon:
 
         return forward
 
-    def _end(self, flow: "HTTPFlow", finish: Callable[[_Live], ExchangeFacts]) -> None:
+    def _end(self, flow: "HTTPFlow", broken: str | None) -> None:
         self.under_way.discard(flow.id)
         live = self._live.pop(flow.id, None)
         if live is None:
             return
         try:
-            facts = finish(live)
-            self.sink.ended(
-                Ended(flow=live.number, arrival_ns=live.arrival_ns, endpoint=live.endpoint, facts=facts, upstream=live.upstream)
+            self.sink.finished(
+                Finished(
+                    flow=live.number,
+                    arrival_ns=live.arrival_ns,
+                    endpoint=live.endpoint,
+                    upstream=live.upstream,
+                    dispatch_ns=live.dispatch_ns,
+                    bytes_in=live.bytes_in,
+                    status=_status(flow, broken),
+                    bytes_out=live.bytes_out,
+                    at_ns=self.now_ns(),
+                    broken=broken,
+                )
             )
         except Exception:
             self.counts["hook_failures"] += 1
@@ -207,13 +231,19 @@ def _can_strip(headers: dict[bytes, bytes]) -> bool:
     return is_stream and b"content-length" not in headers and headers.get(b"content-encoding", b"identity") == b"identity"
 
 
-def _break(exchange: Exchange, flow: "HTTPFlow", now_ns: int) -> ExchangeFacts:
+def _break(flow: "HTTPFlow") -> str:
     if flow.error is not None and "Client disconnected" in flow.error.msg:
-        return exchange.broke(now_ns, "client_abort")
+        return "client_abort"
+    if flow.response is not None or flow.server_conn.timestamp_tcp_setup:
+        return "connection_lost"
+    return "connect"
+
+
+def _status(flow: "HTTPFlow", broken: str | None) -> int | None:
+    """What the client has been told, if anything."""
     if flow.response is not None:
-        return exchange.broke(now_ns, "connection_lost")
-    exchange.answered(502)  # what mitmproxy tells the client
-    return exchange.broke(now_ns, "connection_lost" if flow.server_conn.timestamp_tcp_setup else "connect")
+        return flow.response.status_code
+    return GAVE_UP if broken != "client_abort" else None
 
 
 class Proxy:
@@ -258,6 +288,7 @@ class Proxy:
         self._master = master
         running = asyncio.Event()
         master.addons.add(_Running(running))
+        _call_straight(master)
         with _listening(share_port):
             self._task = asyncio.create_task(master.run())
             await running.wait()
@@ -287,6 +318,39 @@ class _Running:
 
     def running(self) -> None:
         self.event.set()
+
+
+def _call_straight(master: "Master") -> None:
+    """Hooks of connections and flows go to the add-ons that have them, and to no others.
+
+    mitmproxy looks through all of them anew, twice a hook and with a guard around each, since they may come and go: a sixth
+    of all its time. Ours are fixed by now, none has an `update` hook, and what one raises is logged as mitmproxy would.
+    """
+    from mitmproxy.addonmanager import safecall
+    from mitmproxy.exceptions import AddonHalt
+    from mitmproxy.hooks import Hook
+
+    chain = master.addons.chain
+    callables: dict[str, list[Callable[..., Any]]] = {}
+
+    async def handle(hook: Hook) -> None:
+        found = callables.get(hook.name)
+        if found is None:
+            found = [call for addon in chain if (call := getattr(addon, hook.name, None)) is not None]
+            callables[hook.name] = found
+        if not found:
+            return
+        arguments = hook.args()
+        try:
+            for call in found:
+                with safecall():
+                    awaitable = call(*arguments)
+                    if awaitable is not None:
+                        await awaitable
+        except AddonHalt:
+            return
+
+    master.addons.handle_lifecycle = handle  # type: ignore[assignment, method-assign]
 
 
 @contextmanager

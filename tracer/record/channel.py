@@ -14,13 +14,14 @@ from itertools import islice
 import msgspec
 
 from tracer.record.figures import together, without_recent
-from tracer.record.messages import Ended, Figures, Report, Started, Stop, ToWorker, WorkerConfig
+from tracer.record.messages import Answered, Figures, Finished, Piece, Report, Started, Stop, ToWorker, WorkerConfig
 
 QUEUE_BYTES = 64 << 20
-PROMPT_SHARE = 0.75  # above that only facts are taken, so that a burst of prompts cannot cost rows
-GATHER_S = 0.05  # small frames wait for a row to go with: waking the worker costs both processes more than their content
+BODY_SHARE = 0.75  # above that no bodies are taken, so that a burst of them cannot cost rows
+GATHER_S = 0.05  # waking the worker for each message costs both processes more than its content
 GATHER_BYTES = 64 << 10
-MAX_PIECES = 256  # of one send, far below the kernel's limit of 1024
+MESSAGE_BYTES = 64  # beside its body
+MAX_FRAMES = 256  # of one send, far below the kernel's limit of 1024
 RESTART_S = 1.0  # before the first new worker; doubles while they die young
 MAX_RESTART_S = 60.0
 
@@ -55,7 +56,7 @@ def framed(message: object) -> bytes:
 @dataclass(slots=True)
 class _Queued:
     data: memoryview
-    is_row: bool
+    rows: int
 
 
 class Channel:
@@ -75,7 +76,10 @@ class Channel:
         self._socket: socket.socket | None = None
         self._frames = Frames()
         self._is_writing = False
-        self._is_gathering = False
+        self._gathered: list[ToWorker] = []
+        self._gathered_bytes = 0  # about
+        self._rows_gathered = 0
+        self._is_waiting = False
         self._is_stopping = False
         self._spawned_at = 0.0
         self._pause_s = RESTART_S
@@ -107,24 +111,36 @@ class Channel:
 
     def started(self, message: Started) -> None:
         """Queue a prompt; where there is no room for it, only the fact that it came."""
-        frame = framed(message)
-        if message.body is not None and self.queued_bytes + len(frame) > PROMPT_SHARE * self._limit:
+        size = len(message.body or b"")
+        if not self._has_room(size):
             self.prompts_shed += 1
-            frame = framed(msgspec.structs.replace(message, body=None, credential=b"", session_header=b""))
-        self._offer(frame, is_row=False)
+            size, message = 0, msgspec.structs.replace(message, body=None, credential=b"", session_header=b"")
+        self._gather(message, size)
 
-    def ended(self, message: Ended) -> None:
-        if not self._offer(framed(message), is_row=True):
+    def answered(self, message: Answered) -> None:
+        self._gather(message, 0)
+
+    def received(self, message: Piece) -> None:
+        """Where there is no room it is dropped; the worker finds at the end that bytes are missing."""
+        size = len(message.data)
+        if self._has_room(size):
+            self._gather(message, size)
+
+    def finished(self, message: Finished) -> None:
+        if self._gather(message, 0):
+            self._rows_gathered += 1
+        else:
             self.rows_lost += 1
 
     def tell(self, message: ToWorker) -> None:
-        self._offer(framed(message), is_row=False)
+        self._gather(message, 0)
 
     async def finish(self, deadline_s: float) -> None:
         """Hand over all that is queued, let the worker write it, and see it off."""
         self._is_stopping = True
         self._limit += 1 << 20  # room for the farewell
         self.tell(Stop())
+        self._pass_on()
         try:
             async with asyncio.timeout(deadline_s):
                 while self._socket is not None:
@@ -135,29 +151,47 @@ class Channel:
         self._close()
         await self._reap()
 
-    def _offer(self, frame: bytes, is_row: bool) -> bool:
-        if self._socket is None or self.queued_bytes + len(frame) > self._limit:
+    def _has_room(self, size: int) -> bool:
+        return self.queued_bytes + size <= BODY_SHARE * self._limit
+
+    def _gather(self, message: ToWorker, size: int) -> bool:
+        size += MESSAGE_BYTES
+        if self._socket is None or self.queued_bytes + size > self._limit:
             return False
-        self._queue.append(_Queued(memoryview(frame), is_row))
-        self.queued_bytes += len(frame)
-        if self._is_writing:
-            return True
-        if is_row or self.queued_bytes >= GATHER_BYTES:
-            self._send()
-        elif not self._is_gathering:
-            self._is_gathering = True
-            asyncio.get_running_loop().call_later(GATHER_S, self._send_gathered)
+        self._gathered.append(message)
+        self._gathered_bytes += size
+        self.queued_bytes += size
+        if self._gathered_bytes >= GATHER_BYTES:
+            self._pass_on()
+        elif not self._is_waiting:
+            self._is_waiting = True
+            asyncio.get_running_loop().call_later(GATHER_S, self._waited)
         return True
 
-    def _send_gathered(self) -> None:
-        self._is_gathering = False
+    def _waited(self) -> None:
+        self._is_waiting = False
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """All that was gathered becomes one frame."""
+        if not self._gathered:
+            return
+        frame = framed(self._gathered)
+        rows, estimate = self._rows_gathered, self._gathered_bytes
+        self._gathered, self._gathered_bytes, self._rows_gathered = [], 0, 0
+        self.queued_bytes -= estimate
+        self._queue_frame(frame, rows)
+
+    def _queue_frame(self, frame: bytes, rows: int = 0) -> None:
+        self._queue.append(_Queued(memoryview(frame), rows))
+        self.queued_bytes += len(frame)
         if not self._is_writing:
             self._send()
 
     def _send(self) -> None:
         while self._queue and self._socket is not None:
             try:
-                sent = self._socket.sendmsg([one.data for one in islice(self._queue, MAX_PIECES)])
+                sent = self._socket.sendmsg([one.data for one in islice(self._queue, MAX_FRAMES)])
             except BlockingIOError:
                 self._watch_writable(True)
                 return
@@ -222,11 +256,11 @@ class Channel:
         self._lost_figures = without_recent(self.figures)
         self.report = Report(counts=self.report.counts)
         asyncio.get_running_loop().add_reader(ours, self._receive)
-        self._offer(framed(config), is_row=False)
+        self._queue_frame(framed(config))
 
     def _worker_gone(self) -> None:
         """Rows that were queued are lost and counted; traffic goes on, and a new worker takes over."""
-        self.rows_lost += sum(one.is_row for one in self._queue)
+        self.rows_lost += sum(one.rows for one in self._queue) + self._rows_gathered
         self._close()
         self._changed.set()
         if self._is_stopping:
@@ -258,6 +292,7 @@ class Channel:
         self._socket.close()
         self._socket = None
         self._queue.clear()
+        self._gathered, self._gathered_bytes, self._rows_gathered = [], 0, 0
         self.queued_bytes = 0
 
     async def _reap(self) -> None:

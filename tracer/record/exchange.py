@@ -46,7 +46,7 @@ class ExchangeFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Exchange:
-    """Call `dispatched`, `answered`, `received`... as they happen, then `ended` or `broke` once."""
+    """Call `answered`, `received`... in their order and `dispatched` at any time, then `ended` or `broke` once."""
 
     def __init__(self, arrival_ns: int, endpoint: str = CHAT) -> None:
         self._arrival_ns = arrival_ns
@@ -72,12 +72,16 @@ class Exchange:
 
     def answered(self, status: int, content_type: str = "", content_encoding: str = "") -> None:
         """The response's head is in."""
-        self._facts.http_status = status
+        self.told(status)
         if "event-stream" in content_type:
             self._parser = SseParser(max_event_bytes=MAX_EVENT_BYTES)
         if content_encoding not in ("", "identity"):
             self._decode = decoder(content_encoding)
             self._bad_encoding = self._decode is None
+
+    def told(self, status: int) -> None:
+        """The client has this status, from the server or in its place."""
+        self._facts.http_status = status
 
     def received(self, now_ns: int, data: bytes) -> None:
         """Some bytes of the response's body, as they came."""
@@ -95,6 +99,19 @@ class Exchange:
                 self._event(now_ns, self._api.parse_chunk(event.data))
         elif self._fits(len(data), MAX_BODY_BYTES):
             self._body.append(data)
+
+    @property
+    def bytes_out(self) -> int:
+        """Received so far."""
+        return self._bytes_out
+
+    def lost_pieces(self, bytes_out: int) -> None:
+        """Of the `bytes_out` bytes that went by, some never came here: the rest is no answer, and its times say nothing."""
+        whole = self._answer
+        self._answer = StreamFacts(usage=whole.usage, finish_reason=whole.finish_reason, error=whole.error)
+        self._parser, self._body, self._facts.ttft_ns = None, [], None
+        self._deltas_us, self._tokens = array("i"), array("i")
+        self._facts.is_truncated, self._bytes_out = True, bytes_out
 
     def ended(self, now_ns: int) -> ExchangeFacts:
         """The response is complete."""

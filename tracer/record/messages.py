@@ -21,7 +21,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     source_format: str = LIVE
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+class Started(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="started"):
     """A request's body is in. `body` None: shed, because the worker lags."""
 
     flow: int
@@ -33,7 +33,41 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     session_header: bytes = b""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="answered"):
+    """The head of a response is in."""
+
+    flow: int
+    status: int
+    content_type: str
+    encoding: str
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece", gc=False):
+    """Bytes of a response's body, as they went by. Nothing is read in them before the worker does."""
+
+    flow: int
+    at_ns: int
+    data: bytes
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="finished"):
+    """All that can be known of an exchange without its bodies, so that it makes a row even where those were shed."""
+
+    flow: int
+    arrival_ns: int
+    endpoint: str
+    upstream: str
+    dispatch_ns: int | None  # since arrival
+    bytes_in: int | None
+    status: int | None
+    bytes_out: int  # of all its pieces
+    at_ns: int
+    broken: str | None  # why there will be no more; None: it is complete
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="ended"):
+    """An exchange of which all facts are known already, as in a capture."""
+
     flow: int
     arrival_ns: int
     endpoint: str
@@ -41,13 +75,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     upstream: str | None = None
 
 
-class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+class Counted(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="counted"):
     """Running totals of the proxy process."""
 
     counts: dict[str, int]
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+class Stop(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="stop"):
     """No more will come: write all, report, exit."""
 
 
@@ -74,7 +108,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     is_final: bool = False
 
 
-ToWorker = Started | Ended | Counted | Stop
+ToWorker = Started | Answered | Piece | Finished | Ended | Counted | Stop
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

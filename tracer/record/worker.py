@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ import msgspec
 
 from tracer.errors import TraceError
 from tracer.record.channel import Frames, framed
-from tracer.record.exchange import ExchangeFacts
+from tracer.record.exchange import Exchange, ExchangeFacts
 from tracer.record.figures import LiveFigures
 from tracer.record.messages import (
+    Answered,
     Begun,
     Counted,
     Ended,
+    Finished,
     Header,
+    Piece,
     Report,
     Started,
     Stop,
@@ -41,11 +45,19 @@ from tracer.tokens import load_tokenizer
 
 TICK_S = 0.25
 REPORT_NS = 500_000_000
-MAX_PENDING = 20_000  # requests under way; of more, the oldest surely ended unheard
+MAX_UNDER_WAY = 20_000  # requests under way; of more, the oldest surely ended unheard
 NICENESS = 10  # where cores are short, traffic goes first; what the worker cannot keep up with is shed and counted
 
-_decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
+_decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[ToWorker])
 _pack = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    begun: Begun
+    endpoint: str
+    pending: Pending
+    exchange: Exchange
 
 
 class Worker:
@@ -55,7 +67,7 @@ class Worker:
         self._builder = builder
         self._writer = writer
         self._figures = LiveFigures()
-        self._pending: dict[int, tuple[Begun, str, Pending]] = {}  # with endpoint
+        self._under_way: dict[int, _UnderWay] = {}  # by flow
         self._before = Counter(counts)  # by workers that died
         self._told: dict[str, int] = {}  # by the proxy
         self._totals: dict[str, int] = {}
@@ -63,13 +75,19 @@ class Worker:
     def take(self, message: ToWorker) -> bool:
         """Returns False when there is nothing more to come."""
         match message:
+            case Piece():
+                if (found := self._under_way.get(message.flow)) is not None:
+                    found.exchange.received(message.at_ns, message.data)
             case Started():
                 self._begin(message)
+            case Answered():
+                if (found := self._under_way.get(message.flow)) is not None:
+                    found.exchange.answered(message.status, message.content_type, message.encoding)
+            case Finished():
+                self._finish(message)
             case Ended():
-                _, _, pending = self._pending.pop(message.flow, (None, None, None))
-                row = self._builder.end(pending, message)
-                self._figures.add(row)
-                self._writer.add(_pack(row))
+                found = self._under_way.pop(message.flow, None)
+                self._write(found.pending if found is not None else None, message)
             case Counted():
                 self._told = message.counts
             case Stop():
@@ -79,10 +97,33 @@ class Worker:
     def _begin(self, message: Started) -> None:
         begun = Begun(flow=message.flow, arrival_ns=message.arrival_ns)
         self._writer.add(_pack(begun), is_row=False)
-        self._pending[message.flow] = begun, message.endpoint, self._builder.start(message)
-        if len(self._pending) > MAX_PENDING:
-            del self._pending[next(iter(self._pending))]
+        exchange = Exchange(message.arrival_ns, message.endpoint)
+        self._under_way[message.flow] = _UnderWay(begun, message.endpoint, self._builder.start(message), exchange)
+        if len(self._under_way) > MAX_UNDER_WAY:
+            del self._under_way[next(iter(self._under_way))]
             self._before["prompts_forgotten"] += 1
+
+    def _finish(self, message: Finished) -> None:
+        found = self._under_way.pop(message.flow, None)
+        exchange = found.exchange if found is not None else Exchange(message.arrival_ns, message.endpoint)
+        if exchange.bytes_out != message.bytes_out:
+            self._before["answers_incomplete"] += 1
+            exchange.lost_pieces(message.bytes_out)
+        self._write(
+            found.pending if found is not None else None,
+            Ended(
+                flow=message.flow,
+                arrival_ns=message.arrival_ns,
+                endpoint=message.endpoint,
+                facts=facts_of(exchange, message),
+                upstream=message.upstream,
+            ),
+        )
+
+    def _write(self, pending: Pending | None, ended: Ended) -> None:
+        row = self._builder.end(pending, ended)
+        self._figures.add(row)
+        self._writer.add(_pack(row))
 
     def tick(self, now_ns: int) -> None:
         self._figures.tick(now_ns)
@@ -91,11 +132,11 @@ class Worker:
 
     def close(self) -> None:
         """Requests that have not ended become rows without an end; then all is written."""
-        for begun, endpoint, pending in self._pending.values():
+        for one in self._under_way.values():
             facts = ExchangeFacts(error_kind="recorder_stopped")
-            ended = Ended(flow=begun.flow, arrival_ns=begun.arrival_ns, endpoint=endpoint, facts=facts)
-            self._writer.add(_pack(self._builder.end(pending, ended)))
-        self._pending.clear()
+            ended = Ended(flow=one.begun.flow, arrival_ns=one.begun.arrival_ns, endpoint=one.endpoint, facts=facts)
+            self._writer.add(_pack(self._builder.end(one.pending, ended)))
+        self._under_way.clear()
         self._write_totals()
         self._writer.close()
 
@@ -119,6 +160,15 @@ class Worker:
         if totals != self._totals:
             self._totals = totals
             self._writer.add(_pack(Totals(counts=totals)), is_row=False)
+
+
+def facts_of(exchange: Exchange, message: Finished) -> ExchangeFacts:
+    """The last of an exchange of which the bodies came before."""
+    if message.status is not None:
+        exchange.told(message.status)
+    if message.dispatch_ns is not None and message.bytes_in is not None:
+        exchange.dispatched(message.arrival_ns + message.dispatch_ns, message.bytes_in)
+    return exchange.broke(message.at_ns, message.broken) if message.broken is not None else exchange.ended(message.at_ns)
 
 
 def build(config: WorkerConfig, now_ns: int) -> Worker:
@@ -168,7 +218,7 @@ def _loop(connection: socket.socket, frames: Frames, waiting: list[bytes], worke
     report_at_ns = 0
     while True:
         for payload in waiting:
-            if not _take(worker, payload):
+            if not _take_all(worker, payload):
                 return
         now_ns = time.monotonic_ns()
         worker.tick(now_ns)
@@ -183,12 +233,14 @@ def _loop(connection: socket.socket, frames: Frames, waiting: list[bytes], worke
             waiting = frames.feed(data)
 
 
-def _take(worker: Worker, payload: bytes) -> bool:
-    try:
-        return worker.take(_decode.decode(payload))
-    except Exception as error:  # one odd request must not cost the others; its text must not reach a log
-        print(f"chatreel: a request could not be recorded ({type(error).__name__})", file=sys.stderr)
-        return True
+def _take_all(worker: Worker, payload: bytes) -> bool:
+    for message in _decode.decode(payload):
+        try:
+            if not worker.take(message):
+                return False
+        except Exception as error:  # one odd request must not cost the others; its text must not reach a log
+            print(f"chatreel: a request could not be recorded ({type(error).__name__})", file=sys.stderr)
+    return True
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -210,7 +262,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the proxy decides when to stop; its end is ours
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
     os.umask(0o077)
-    os.nice(NICENESS)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection)
 

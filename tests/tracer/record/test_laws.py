@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from mitmproxy.http import Headers
 
 from tracer.record.addon import RecorderAddon
-from tracer.record.messages import Ended, Row, Started
+from tracer.record.exchange import Exchange
+from tracer.record.messages import Answered, Ended, Finished, Piece, Row, Started
 from tracer.record.privacy import Hasher
 from tracer.record.routes import parse_routes
 from tracer.record.rows import RowBuilder
+from tracer.record.worker import facts_of
 from tracer.tokens import load_tokenizer
 from tracer.wire import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
@@ -58,9 +60,19 @@ class Rows:
 
     def started(self, message: Started) -> None:
         self.pending = self.builder.start(message)
+        self.exchange = Exchange(message.arrival_ns, message.endpoint)
 
-    def ended(self, message: Ended) -> None:
-        self.made.append(self.builder.end(self.pending, message))
+    def answered(self, message: Answered) -> None:
+        self.exchange.answered(message.status, message.content_type, message.encoding)
+
+    def received(self, message: Piece) -> None:
+        self.exchange.received(message.at_ns, message.data)
+
+    def finished(self, message: Finished) -> None:
+        assert self.exchange.bytes_out == message.bytes_out
+        facts = facts_of(self.exchange, message)
+        head = {"flow": message.flow, "arrival_ns": message.arrival_ns, "endpoint": message.endpoint}
+        self.made.append(self.builder.end(self.pending, Ended(**head, facts=facts)))
 
 
 def through(

@@ -59,7 +59,7 @@ def entries(thing: object, seen: set[int]) -> int:
 
 def test_no_table_grows_with_the_length_of_a_recording(config: WorkerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """With bounds so small that each is met early: all prompts differ, and one end in ten is never heard of."""
-    monkeypatch.setattr(worker, "MAX_PENDING", 1000)
+    monkeypatch.setattr(worker, "MAX_UNDER_WAY", 1000)
     monkeypatch.setattr(prompts, "MAX_CACHED_BYTES", 1 << 16)
     one = build(config, 0)
     one._builder._tails._max = 1000
@@ -81,7 +81,7 @@ def test_no_table_grows_with_the_length_of_a_recording(config: WorkerConfig, mon
 
     assert sizes[0] > 3000  # the tables are in it
     assert max(sizes) < 1.1 * sizes[0]
-    assert one.counts()["prompts_forgotten"] == REQUESTS // 10 - len(one._pending)
+    assert one.counts()["prompts_forgotten"] == REQUESTS // 10 - len(one._under_way)
     assert one.report().recorded == REQUESTS - REQUESTS // 10
     one.close()
 
@@ -89,7 +89,7 @@ def test_no_table_grows_with_the_length_of_a_recording(config: WorkerConfig, mon
 def test_an_end_that_comes_after_its_prompt_was_forgotten_is_still_a_row(
     config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "MAX_PENDING", 1)
+    monkeypatch.setattr(worker, "MAX_UNDER_WAY", 1)
     one = build(config, 0)
     for n in (1, 2):
         one.take(started(n, COMPLETIONS, prompt="word " * 40))
