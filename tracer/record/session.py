@@ -18,7 +18,7 @@ from tracer.record.messages import Counted, Figures, WorkerConfig
 from tracer.record.routes import AllowList, Routes, parse_allow_list, parse_routes
 
 STATS_S = 1.0
-GC_THRESHOLDS = (10_000, 20, 20)  # objects, then rounds of the younger generation; Python's own are 700, 10, 10
+GC_THRESHOLDS = (700, 20, 50)  # rarer rounds of the old: Python's own are 700, 10, 10; of the young, 10,000 take 4 ms
 WARN_AGAIN_S = 60.0
 WORKER_FINISH_S = 120.0
 

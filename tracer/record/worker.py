@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +45,17 @@ from tracer.tokens import load_tokenizer
 TICK_S = 0.25
 REPORT_NS = 500_000_000
 MAX_UNDER_WAY = 20_000  # requests under way; of more, the oldest surely ended unheard
-NICENESS = 10  # where cores are short, traffic goes first; what the worker cannot keep up with is shed and counted
 
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[ToWorker])
 _pack = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(slots=True)
-class _UnderWay:
+class _UnderWay(msgspec.Struct):
     begun: Begun
     endpoint: str
     pending: Pending
     exchange: Exchange
+    is_answered: bool = False  # without the head of a response, nobody can tell what its pieces are
 
 
 class Worker:
@@ -76,12 +74,13 @@ class Worker:
         """Returns False when there is nothing more to come."""
         match message:
             case Piece():
-                if (found := self._under_way.get(message.flow)) is not None:
+                if (found := self._under_way.get(message.flow)) is not None and found.is_answered:
                     found.exchange.received(message.at_ns, message.data)
             case Started():
                 self._begin(message)
             case Answered():
                 if (found := self._under_way.get(message.flow)) is not None:
+                    found.is_answered = True
                     found.exchange.answered(message.status, message.content_type, message.encoding)
             case Finished():
                 self._finish(message)
@@ -207,11 +206,23 @@ def serve(connection: socket.socket) -> None:
         return
     try:
         _tell(connection, worker.report())
+        _give_way()
         _loop(connection, frames, waiting, worker)
         worker.close()
         _tell(connection, worker.report(is_final=True))
     finally:
         os.close(lock)
+
+
+def _give_way() -> None:
+    """Only time that nobody else wants: a merely lower priority still made every 50th request wait for a worker's slice.
+
+    What the worker cannot keep up with is shed and counted.
+    """
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
 
 
 def _loop(connection: socket.socket, frames: Frames, waiting: list[bytes], worker: Worker) -> None:
@@ -262,7 +273,6 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the proxy decides when to stop; its end is ours
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
     os.umask(0o077)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection)
 

@@ -19,6 +19,7 @@ import pytest
 
 from tracer.errors import TraceError
 from tracer.record import RecordConfig, RecorderProcess, compact, start_recorder
+from tracer.record.channel import GATHER_S
 from tracer.tracefile import iter_requests, read_footer
 
 CHAT = "/v1/chat/completions"

@@ -10,9 +10,10 @@ from tracer.record import prompts, worker
 from tracer.record.compactor import compact
 from tracer.record.exchange import ExchangeFacts
 from tracer.record.figures import quantile
-from tracer.record.messages import Ended, Started, WorkerConfig
+from tracer.record.messages import Answered, Ended, Finished, Piece, Started, WorkerConfig
 from tracer.record.privacy import create_key
 from tracer.record.worker import Worker, build
+from tracer.tracefile import iter_requests
 from tracer.wire import CHAT, COMPLETIONS
 from tracer.wire.facts import Usage
 
@@ -100,6 +101,46 @@ def test_an_end_that_comes_after_its_prompt_was_forgotten_is_still_a_row(
     result = compact(config.folder)
 
     assert (result.rows, result.losses) == (2, {"prompts_forgotten": 1})
+
+
+STREAM = [
+    b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n',
+    b'data: {"choices": [{"index": 0, "delta": {"content": " b"}}]}\n\n',
+    b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}\n\n',
+]
+
+
+@pytest.mark.parametrize("lost", [None, "started", "answered", 0, 1])
+def test_an_answer_of_which_pieces_were_shed_is_a_row_without_times_of_tokens(config: WorkerConfig, lost: object) -> None:
+    """Shed where the worker lags, or gone with a worker that died."""
+    one = build(config, 0)
+    begun = started(1, CHAT, messages=[{"role": "user", "content": "hi"}], stream=True)
+    if lost != "started":
+        one.take(begun)
+    if lost != "answered":
+        one.take(Answered(flow=1, status=200, content_type="text/event-stream", encoding=""))
+    for number, data in enumerate(STREAM):
+        if lost != number:
+            one.take(Piece(1, 10_000_001 + 1_000_000 * number, data))
+    end = {"at_ns": 20_000_001, "broken": None, "status": 200, "bytes_out": len(b"".join(STREAM)), "bytes_in": 50}
+    one.take(Finished(flow=1, arrival_ns=1, endpoint=CHAT, upstream="u", dispatch_ns=5, **end))
+    one.close()
+
+    (row,) = iter_requests(compact(config.folder).path)
+
+    assert (row["dispatch_ns"], row["end_ns"], row["http_status"], row["bytes_in"]) == (5, 20_000_000, 200, 50)
+    assert row["bytes_out"] == end["bytes_out"]
+    assert (row["ttft_ns"], row["output_tokens"], row["finish_reason"]) == EXPECTED[lost]
+    assert one.counts().get("answers_incomplete", 0) == (lost is not None)
+
+
+EXPECTED = {
+    None: (10_000_000, 2, "stop"),
+    "started": (None, None, None),
+    "answered": (None, None, None),
+    0: (None, 2, "stop"),
+    1: (None, 2, "stop"),
+}
 
 
 def talk(one: Worker, n: int, prompt: list[int], answer: list[int], ttft_ms: int) -> None:
