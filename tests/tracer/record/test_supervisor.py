@@ -15,6 +15,7 @@ import pytest
 
 from tracer.errors import TraceError
 from tracer.record import RecordConfig, RecorderProcess, compact, start_recorder
+from tracer.record.channel import GATHER_S
 from tracer.tracefile import iter_requests, read_footer
 
 CHAT = "/v1/chat/completions"
@@ -114,6 +115,7 @@ def test_a_killed_proxy_is_replaced_and_traffic_flows(
         for n in range(10):
             post(recorder.url, body("stream", f"{n} "))
         lanes = children(recorder.process.pid)
+        time.sleep(4 * GATHER_S)  # what a proxy has not handed over dies with it
         os.kill(lanes[0], signal.SIGKILL)
         time.sleep(0.3)
         meanwhile = [post(recorder.url, body("stream", f"{n} ")) for n in range(10, 20)]
@@ -139,6 +141,7 @@ def test_a_killed_supervisor_leaves_segments_that_compact(server: str, tmp_path:
         for n in range(20):
             post(recorder.url, body("stream", f"{n} "))
         lanes = children(recorder.process.pid)
+        time.sleep(4 * GATHER_S)
         recorder.kill()
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{lane}").exists() for lane in lanes) and time.monotonic() < deadline:
