@@ -219,9 +219,9 @@ def _give_way() -> None:
 
     What the worker cannot keep up with is shed and counted.
     """
-    if hasattr(os, "SCHED_IDLE"):
+    try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
+    except (AttributeError, OSError):  # not on Linux, or a sandbox forbids it
         os.nice(19)
 
 
