@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracer.errors import TraceError
+from tracer.record.corked import OnConnection, corked
 from tracer.record.messages import Answered, Finished, Piece, Started
 from tracer.record.routes import AllowList, Routes
 from tracer.wire import endpoint_of
@@ -355,9 +355,13 @@ def _call_straight(master: "Master") -> None:
 
 @contextmanager
 def _listening(share_port: bool) -> Iterator[None]:
-    """mitmproxy has no option for either. With asyncio's backlog of 100, bursts of connections wait a second for a SYN retry."""
+    """mitmproxy has no option for these. With asyncio's backlog of 100, bursts of connections wait a second for a SYN retry."""
     original = asyncio.start_server
-    asyncio.start_server = partial(original, backlog=BACKLOG, reuse_port=share_port)
+
+    def start_server(on_connection: OnConnection, *args: Any, **options: Any) -> Any:
+        return original(corked(on_connection), *args, backlog=BACKLOG, reuse_port=share_port, **options)
+
+    asyncio.start_server = start_server  # type: ignore[assignment]
     try:
         yield
     finally:
