@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tracer.analysis.radix import reuse_segments
+from tracer.analysis.distances import reuse_segments
 from tracer.blocks import Blocks
 from tracer.errors import TraceError
 from tracer.schema import Footer
@@ -124,10 +124,11 @@ def touches_as_in_source(table: pa.Table, footer: Footer) -> Touches:
     """One unit per block of the trace, the partial last one included; all looked up, answers left out."""
     full = block_column(table, "input_blocks")
     tails = column(table, "input_tail_id")
-    blocks = concatenate(full, one_each(tails, tails >= 0))
+    has_tail = tails >= 0
+    blocks = concatenate(full, one_each(tails, has_tail)) if has_tail.any() else full
     return Touches(
         blocks=blocks,
-        units=np.ones(len(blocks.ids), dtype=np.int64),
+        units=np.broadcast_to(np.int64(1), len(blocks.ids)),
         lookup_units=blocks.lengths,
         prompt_tokens=prompt_tokens(table, footer),
         unit_tokens=footer.block_tokens,

@@ -13,7 +13,9 @@ from tracer.analysis.reuse import Touches, engine_touches, hit_curve
 from tracer.blocks import Blocks, DenseIds
 from tracer.errors import TraceError
 
-MOONCAKE = Path(__file__).resolve().parents[4] / "shared/traces/mooncake/conversation_trace.head.jsonl"
+TRACES = Path(__file__).resolve().parents[4] / "shared/traces"
+MOONCAKE = TRACES / "mooncake/conversation_trace.head.jsonl"
+WEKA = TRACES / "weka-cc/trace_0164.json"
 
 
 def lru_hits(touches: Touches, capacity: int) -> int:
@@ -160,3 +162,27 @@ def test_mooncake_head_has_the_published_figures() -> None:
     assert (curve.references, curve.unique, curve.hits_infinite) == (197_084, 128_076, 69_008)
     sizes = (1_000, 2_000, 5_000, 10_000, 20_000)
     assert [curve.hits_at(size) for size in sizes] == [8_704, 10_643, 21_987, 40_584, 55_457]
+
+
+def weka_lists(path: Path) -> list[list[int]]:
+    """Requests in file order, a sub-agent's where it was started."""
+    requests: list[list[int]] = []
+    for one in json.loads(path.read_text())["requests"]:
+        requests += [inner["hash_ids"] for inner in one["requests"]] if one["type"] == "subagent" else [one["hash_ids"]]
+    return requests
+
+
+@pytest.mark.parametrize("path", [MOONCAKE, WEKA], ids=["mooncake", "weka"])
+def test_the_curve_of_a_real_trace_equals_a_direct_lru_simulation_at_twelve_sizes(path: Path) -> None:
+    if not path.exists():
+        pytest.skip("the public traces are not beside this checkout")
+    is_mooncake = path == MOONCAKE
+    lists = [json.loads(line)["hash_ids"] for line in path.read_text().splitlines()] if is_mooncake else weka_lists(path)
+    blocks = Blocks.from_lists(lists)
+    ones = np.ones(len(blocks.ids), dtype=np.int64)
+    seen = Touches(blocks=blocks, units=ones, lookup_units=blocks.lengths, prompt_tokens=blocks.lengths, unit_tokens=1)
+    curve = hit_curve(seen)
+
+    sizes = np.geomspace(20, curve.unique, 12).astype(int).tolist()
+
+    assert [curve.hits_at(size) for size in sizes] == [lru_hits(seen, size) for size in sizes]
