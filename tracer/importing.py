@@ -50,36 +50,28 @@ def import_trace(
 ) -> ImportReport:
     """Read a public trace into a trace file.
 
-    A bad row is counted and goes to OUT.rejected.jsonl; with `strict` it is a TraceError. Two passes over the file: the
-    first finds what the footer must say (unit, grid, tail rule, order), so that memory stays flat for millions of rows.
+    A bad row is counted and goes to OUT.rejected.jsonl; with `strict` it is a TraceError. One pass over the file, in memory
+    that stays flat for millions of rows; a second one only where rows turn out not to be in order of time, or time not to be
+    in the unit that the format is said to have.
     """
     name = source_format or detect(path)
     if name not in FORMATS:
         raise TraceError("no such format", seen=repr(name), wanted=" or ".join(FORMATS))
     _refuse_same(path, out_path)
-    found, survey = _survey(path, FORMATS[name], Detected(), strict)
-    if found.in_seconds:
-        found, survey = _survey(path, FORMATS[name], Detected(in_seconds=True), strict)
-    if not survey.rows:
-        raise TraceError(
-            f"no usable row of format {name}",
-            path=str(path),
-            line=survey.first_bad.line if survey.first_bad else None,
-            seen=survey.first_bad.reason if survey.first_bad else "no row at all",
-            next_step=f"The formats known are {' and '.join(FORMATS)}",
-        )
-    rejected = out_path.with_name(out_path.name + ".rejected.jsonl")
-    rejected.unlink(missing_ok=True)  # of an earlier import to the same place
-    quarantine = rejected if survey.bad_rows else None
-    footer = _footer(name, producer, found, survey)
-    _copy(path, out_path, found, footer, survey, quarantine, on_progress)
+    job = _Job(path, out_path, name, strict, producer, on_progress)
+    job.rejected.unlink(missing_ok=True)  # of an earlier import to the same place
+    try:
+        footer, survey = _straight(job)
+    except _NeedsSurvey:
+        job.rejected.unlink(missing_ok=True)
+        footer, survey = _surveyed(job)
     return ImportReport(
         source_format=name,
         rows=survey.rows,
         bad_rows=survey.bad_rows,
         inversions=survey.inversions,
         first_bad=survey.first_bad,
-        quarantine=quarantine,
+        quarantine=job.rejected if survey.bad_rows else None,
         footer=footer,
     )
 
@@ -159,24 +151,123 @@ class _Survey:
             yield line
 
 
-def _survey(path: Path, module: Format, found: Detected, strict: bool) -> tuple[Detected, _Survey]:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    source: Path
+    out: Path
+    source_format: str
+    strict: bool
+    producer: str
+    on_progress: OnProgress | None
+
+    @property
+    def rejected(self) -> Path:
+        return self.out.with_name(self.out.name + ".rejected.jsonl")
+
+    def read(self, file: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None]) -> Iterator[Request]:
+        return FORMATS[self.source_format].read(file, found, bad)
+
+    def rejecting(self, then: Callable[[BadRow], None]) -> Callable[[BadRow], None]:
+        """What to do with a bad row: stop, or go on with `then`."""
+        return self._stop if self.strict else then
+
+    def _stop(self, row: BadRow) -> None:
+        raise TraceError(
+            row.reason,
+            path=str(self.source),
+            line=row.line,
+            seen=repr(row.text[:80]),
+            next_step="Leave out --strict to set such rows aside",
+        )
+
+
+class _NeedsSurvey(Exception):
+    """The rows cannot be written as they come; nothing has been."""
+
+
+def _straight(job: _Job) -> tuple[Footer, _Survey]:
+    """Rows go out as they come in. Raises _NeedsSurvey at the first one that is earlier than its predecessor."""
+    found, survey = Detected(), _Survey()
+    with (
+        TraceWriter(job.out, Footer()) as writer,
+        _set_aside(job.rejected) as set_aside,
+        _reading(job.source) as file,
+        _progress(job, file) as progress,
+    ):
+
+        def reject(row: BadRow) -> None:
+            survey.reject(row)
+            set_aside(row)
+
+        for number, row in enumerate(job.read(survey.hashed(file), found, job.rejecting(reject))):
+            survey.add(row["arrival_ns"])
+            if survey.inversions:
+                raise _NeedsSurvey
+            row["request_id"] = number
+            row["arrival_ns"] -= survey.first_ns
+            writer.write(row)
+            progress(number)
+        if found.in_seconds:
+            raise _NeedsSurvey
+        _require_rows(job, survey)
+        writer.footer = _footer(job.source_format, job.producer, found, survey)
+    return writer.footer, survey
+
+
+def _surveyed(job: _Job) -> tuple[Footer, _Survey]:
+    """Two passes: the first finds what the footer must say (unit, grid, tail rule, order)."""
+    found, survey = _survey(job, Detected())
+    if found.in_seconds:
+        found, survey = _survey(job, Detected(in_seconds=True))
+    _require_rows(job, survey)
+    footer = _footer(job.source_format, job.producer, found, survey)
+    with (
+        TraceWriter(job.out, footer) as writer,
+        _set_aside(job.rejected) as set_aside,
+        _reading(job.source) as file,
+        _progress(job, file) as progress,
+    ):
+        rows = job.read(file, Detected(in_seconds=found.in_seconds), set_aside)
+        if survey.inversions:
+            rows = _renumbered(_sorted(_placed(rows), job.out.parent, lambda row: row["arrival_ns"]))
+        for number, row in enumerate(rows):
+            row["request_id"] = number
+            row["arrival_ns"] -= survey.first_ns
+            writer.write(row)
+            progress(number)
+    return footer, survey
+
+
+def _survey(job: _Job, found: Detected) -> tuple[Detected, _Survey]:
     survey = _Survey()
-
-    def reject(row: BadRow) -> None:
-        if strict:
-            raise TraceError(
-                row.reason,
-                path=str(path),
-                line=row.line,
-                seen=repr(row.text[:80]),
-                next_step="Leave out --strict to set such rows aside",
-            )
-        survey.reject(row)
-
-    with _reading(path) as file:
-        for row in module.read(survey.hashed(file), found, reject):
+    with _reading(job.source) as file:
+        for row in job.read(survey.hashed(file), found, job.rejecting(survey.reject)):
             survey.add(row["arrival_ns"])
     return found, survey
+
+
+def _require_rows(job: _Job, survey: _Survey) -> None:
+    if not survey.rows:
+        raise TraceError(
+            f"no usable row of format {job.source_format}",
+            path=str(job.source),
+            line=survey.first_bad.line if survey.first_bad else None,
+            seen=survey.first_bad.reason if survey.first_bad else "no row at all",
+            next_step=f"The formats known are {' and '.join(FORMATS)}",
+        )
+
+
+@contextmanager
+def _progress(job: _Job, file: BinaryIO) -> Iterator[Callable[[int], None]]:
+    """What to call with each row's number."""
+    size, tell = os.fstat(file.fileno()).st_size, job.on_progress or (lambda done, size: None)
+
+    def progress(number: int) -> None:
+        if number % PROGRESS_ROWS == 0:
+            tell(file.tell(), size)
+
+    yield progress
+    tell(size, size)
 
 
 def _footer(name: str, producer: str, found: Detected, survey: _Survey) -> Footer:
@@ -195,46 +286,24 @@ def _footer(name: str, producer: str, found: Detected, survey: _Survey) -> Foote
     )
 
 
-def _copy(
-    path: Path,
-    out_path: Path,
-    found: Detected,
-    footer: Footer,
-    survey: _Survey,
-    quarantine: Path | None,
-    on_progress: OnProgress | None,
-) -> None:
-    """The second pass: rows into the trace file, from its own zero of time, bad ones set aside."""
-    with TraceWriter(out_path, footer) as writer, _rejecting(quarantine) as reject, _reading(path) as file:
-        rows = FORMATS[footer.source_format].read(file, Detected(in_seconds=found.in_seconds), reject)
-        if survey.inversions:
-            rows = _renumbered(_sorted(_placed(rows), out_path.parent, lambda row: row["arrival_ns"]))
-        size = os.fstat(file.fileno()).st_size
-        for number, row in enumerate(rows):
-            row["request_id"] = number
-            row["arrival_ns"] -= survey.first_ns
-            writer.write(row)
-            if on_progress is not None and number % PROGRESS_ROWS == 0:
-                on_progress(file.tell(), size)
-        if on_progress is not None:
-            on_progress(size, size)
-
-
 @contextmanager
-def _rejecting(quarantine: Path | None) -> Iterator[Callable[[BadRow], None]]:
-    """A sink for bad rows; there are none where `quarantine` is None."""
-    if quarantine is None:
-        yield lambda row: None
-        return
-    with writing(quarantine):
-        file = open(quarantine, "wb")
-    with file:
+def _set_aside(path: Path) -> Iterator[Callable[[BadRow], None]]:
+    """A sink for bad rows, with line and reason; the file appears with the first of them."""
+    file: BinaryIO | None = None
 
-        def reject(row: BadRow) -> None:
-            value = {"line": row.line, "reason": row.reason, "text": row.text}
-            file.write(msgspec.json.encode(value) + b"\n")
+    def set_aside(row: BadRow) -> None:
+        nonlocal file
+        if file is None:
+            with writing(path):
+                file = open(path, "wb")
+        value = {"line": row.line, "reason": row.reason, "text": row.text}
+        file.write(msgspec.json.encode(value) + b"\n")
 
-        yield reject
+    try:
+        yield set_aside
+    finally:
+        if file is not None:
+            file.close()
 
 
 def _refuse_same(path: Path, out_path: Path) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import msgspec
 
@@ -22,7 +23,7 @@ IMAGES = b",NumImages"
 MAX_COUNT = 2**31 - 1
 MAX_IMAGES = 10_000  # they become a list in the row
 YEARS = range(1970, 2262)  # what int64 nanoseconds since 1970 hold
-_STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)([ T])(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)([ T])(\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,22 @@ def parse_stamp(text: str) -> tuple[int, StampStyle]:
     match = _STAMP.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is no time stamp like 2023-11-16 18:15:46.6805900")
-    year, month, day, separator, hour, minute, second, fraction, zone = match.groups(default="")
-    if int(year) not in YEARS:
-        raise ValueError(f"year {year}, wanted {YEARS.start} .. {YEARS.stop - 1}")
-    moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=UTC)
-    ns = (int(moment.timestamp()) - _offset_s(zone)) * 10**9 + int(fraction.ljust(9, "0"))
-    return ns, StampStyle(len(fraction), zone, separator)
+    day, separator, clock, fraction, zone = match.groups(default="")
+    ns = (_epoch_s(day, clock) - _offset_s(zone)) * 10**9 + int(fraction.ljust(9, "0"))
+    return ns, _style(len(fraction), zone, separator)
+
+
+@lru_cache(maxsize=1024)
+def _epoch_s(day: str, clock: str) -> int:
+    """A busy server has many rows in a second."""
+    year, month, date = (int(part) for part in day.split("-"))
+    if year not in YEARS:
+        raise ValueError(f"year {day[:4]}, wanted {YEARS.start} .. {YEARS.stop - 1}")
+    hour, minute, second = (int(part) for part in clock.split(":"))
+    return int(datetime(year, month, date, hour, minute, second, tzinfo=UTC).timestamp())
+
+
+_style = lru_cache(maxsize=64)(StampStyle)
 
 
 def format_stamp(ns: int, style: StampStyle) -> str:

@@ -18,15 +18,17 @@ class ChainedIds:
     def path(self, source_ids: Sequence[int]) -> list[int]:
         """New ids of a request's blocks, from the first one on."""
         above, renamed, keep = -1, self._renamed, self._above
+        size = len(keep)
         ids: list[int] = []
         for one in source_ids:
-            if 0 <= one < len(keep) and keep[one] == above:
+            if 0 <= one < size and keep[one] == above:
                 above = one
-            elif one == len(keep) and not renamed:
+            elif one == size and not renamed:
                 keep.append(above)
                 above = one
+                size += 1
             else:
-                above = renamed.setdefault((above, one), len(keep) + len(renamed))
+                above = renamed.setdefault((above, one), size + len(renamed))
             ids.append(above)
         return ids
 
