@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tracer.analysis.memory import ten_gb_more
+from tracer.analysis.reuse import HitCurve
 from tracer.errors import TraceError
 
 Config = Mapping[str, Any]
@@ -337,3 +339,29 @@ def _require_tp(tp: int) -> None:
 def replicas_for(tokens: int, one: Budget) -> int:
     """Copies of the model whose KV together holds so many tokens, if the router keeps every prefix in one place."""
     return max(1, math.ceil(tokens / one.kv_tokens)) if one.kv_tokens else 0
+
+
+class KvFit(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica's KV memory against what the trace asks for; answers and prompts of running requests share it."""
+
+    kv: KvBytes | None  # None: the bytes per token were given
+    budget: Budget
+    hit_rate: float  # of an LRU cache as large as all of the replica's KV
+    share_of_possible_hits: float
+    gain_of_ten_gb: float  # of hit rate
+    tokens_for_90_percent: int
+    replicas_for_90_percent: int  # at least: if the router keeps each prefix on one replica
+
+
+def fit(curve: HitCurve, one: Budget, kv: KvBytes | None = None) -> KvFit:
+    units = one.kv_tokens // curve.unit_tokens
+    needed = curve.capacity_for(0.9) * curve.unit_tokens
+    return KvFit(
+        kv=kv,
+        budget=one,
+        hit_rate=curve.hit_rate_at(units),
+        share_of_possible_hits=curve.hits_at(units) / curve.hits_infinite if curve.hits_infinite else 0.0,
+        gain_of_ten_gb=ten_gb_more(curve, units, one.kv_bytes_per_token),
+        tokens_for_90_percent=needed,
+        replicas_for_90_percent=replicas_for(needed, one),
+    )

@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from tracer.analysis import arrivals
 from tracer.analysis.arrivals import Arrivals
 from tracer.analysis.groups import sharing_groups
+from tracer.analysis.kv import KvFit
+from tracer.analysis.memory import Memory
 from tracer.analysis.prefixes import SharedPrefix, top_prefixes
+from tracer.analysis.profile import Profile
 from tracer.analysis.reuse import HitCurve, Touches, hit_curve, touches_as_engine, touches_as_in_source
+from tracer.analysis.routing import Routing
 from tracer.errors import TraceError
 from tracer.schema import Footer
 from tracer.tracefile import blocks as block_column
@@ -95,6 +99,10 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     source_sharing: SourceSharing | None
     engine_sharing: EngineSharing | None
     top_prefixes: list[SharedPrefix]
+    profile: Profile | None = None
+    memory: Memory | None = None
+    kv: KvFit | None = None
+    routing: list[Routing] | None = None
 
 
 SIZES_BLOCKS = (1000, 2000, 5000, 10_000, 20_000)

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from tracer.analysis.memory_text import duration, memory_in_words, print_memory, tokens
 from tracer.analysis.summary import Analysis, Distribution, EngineSharing
 
 
@@ -13,18 +14,20 @@ def print_analysis(found: Analysis, console: Console) -> None:
     console.print(_lengths_table(found))
     _print_arrivals(found, console)
     _print_sharing(found, console)
+    print_memory(found.memory, console)
 
 
 def in_words(found: Analysis) -> list[str]:
     """What was found, most important first."""
-    lines = [f"{found.requests:,} requests over {_duration(found.arrivals.span_s)}, {found.arrivals.rate_per_s:.2f} per second."]
+    lines = [f"{found.requests:,} requests over {duration(found.arrivals.span_s)}, {found.arrivals.rate_per_s:.2f} per second."]
     engine = found.engine_sharing
     if engine is None:
         lines.append("The trace names no prefix blocks: nothing can be said about the prefix cache.")
         return lines
     lines.append(f"A cache without limit would serve {engine.hit_rate_infinite:.1%} of all prompt tokens.")
     if engine.cache_tokens_for_90_percent:
-        lines.append(f"90 % of those hits need {_tokens(engine.cache_tokens_for_90_percent)} tokens of KV memory.")
+        lines.append(f"90 % of those hits need {tokens(engine.cache_tokens_for_90_percent)} tokens of KV memory.")
+    lines += memory_in_words(found.memory, found.kv, found.routing)
     if found.sessions:
         turns = found.sessions.turns
         lines.append(f"{found.sessions.count:,} sessions of {turns.mean:.1f} turns on average." if turns else "No turns.")
@@ -94,7 +97,7 @@ def _curve_table(engine: EngineSharing) -> Table:
     table.add_column("")
     for point in engine.curve[::4] + engine.curve[-1:]:
         bar = "█" * round(40 * point.hit_rate)
-        table.add_row(_tokens(point.cache_tokens), f"{point.hit_rate:.1%}", f"[cyan]{bar}[/cyan]")
+        table.add_row(tokens(point.cache_tokens), f"{point.hit_rate:.1%}", f"[cyan]{bar}[/cyan]")
     return table
 
 
@@ -116,13 +119,3 @@ def _scales(values: dict[str, float | None]) -> str:
 
 def _digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _tokens(count: int) -> str:
-    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k" if count >= 1e3 else str(count)
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.1f} s"
