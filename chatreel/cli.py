@@ -5,7 +5,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -106,28 +105,35 @@ def export(
     err.print(f"{count:,} requests -> {out_path}", highlight=False)
 
 
-@app.command(epilog="Example: chatreel analyze conversation.parquet --json analysis.json")
+@app.command(epilog="Example: chatreel analyze conversation.parquet --model-config config.json --gpu h100-80g --html report.html")
 def analyze(
     trace: TRACE,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures as JSON; - is stdout.")] = None,
     sizes_blocks: Annotated[str, typer.Option(help="Cache sizes in blocks for LRU hits.")] = "1000,2000,5000,10000,20000",
     top: Annotated[int, typer.Option(help="How many shared prefixes to list.")] = 10,
+    model_config: Annotated[Path | None, typer.Option(help="A model's config.json: what a token of KV takes.")] = None,
+    kv_bytes_per_token: Annotated[float | None, typer.Option(help="Instead of --model-config.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="a10, a100-40g, a100-80g, l40s, h100-80g, h200, b200 or mi300x: what its memory holds.")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="GPUs that share one copy of the model.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Also compare routing rules for so many copies.")] = 1,
+    html_path: Annotated[Path | None, typer.Option("--html", help="Also write one HTML page with charts.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Also write each chart as SVG and PNG into this folder.")] = None,
 ) -> None:
-    """Lengths, arrivals, sessions, shared prefixes, and the hit rate for every cache size."""
-    from tracer.analysis.summary import COLUMNS
-    from tracer.analysis.summary import analyze as analyze_table
-    from tracer.analysis.text import print_analysis
-    from tracer.tracefile import read_footer, read_table
+    """Lengths, arrivals, sessions, shared prefixes, and what every size of KV memory would hit."""
+    from chatreel.analyzing import AnalyzeOptions, run_analyze
 
-    sizes = _numbers(sizes_blocks, int, "--sizes-blocks")
-    found = analyze_table(read_table(trace, COLUMNS), read_footer(trace), str(trace), sizes, top)
-    text = msgspec.json.format(msgspec.json.encode(found), indent=2)
-    if json_path == Path("-"):
-        sys.stdout.write(text.decode() + "\n")
-        return
-    print_analysis(found, out)
-    if json_path is not None:
-        json_path.write_bytes(text + b"\n")
+    options = AnalyzeOptions(
+        sizes_blocks=_numbers(sizes_blocks, int, "--sizes-blocks"),
+        top=top,
+        model_config=model_config,
+        kv_bytes_per_token=kv_bytes_per_token,
+        gpu=gpu,
+        tp=tp,
+        replicas=replicas,
+    )
+    run_analyze(trace, options, json_path, html_path, images, out)
 
 
 @app.command(epilog='Example: chatreel query t.parquet "select model, count(*) from trace group by 1"')

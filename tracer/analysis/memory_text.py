@@ -31,8 +31,8 @@ def fit_in_words(found: KvFit) -> list[str]:
     lines = [f"{holds}, {found.share_of_possible_hits:.0%} of the possible hits."]
     if found.tokens_for_90_percent > one.kv_tokens:
         lines.append(
-            f"90 % of the possible hits need {tokens(found.tokens_for_90_percent)}: {found.replicas_for_90_percent:,} such "
-            f"replicas, or as much memory beside the GPU. 10 GB more on one buy {100 * found.gain_of_ten_gb:.2f} points."
+            f"90 % of the possible hits take {found.replicas_for_90_percent:,} such replicas, or as much memory beside the "
+            f"GPU; 10 GB more on one raise the hit rate by {100 * found.gain_of_ten_gb:.2f} points."
         )
     if one.kv_tokens_beyond_window > one.kv_tokens:
         lines.append(
@@ -99,11 +99,14 @@ def _cause_table(memory: Memory) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for name in ("KV tokens", "global prefix", "own session", "sharing group", "hit rate", "KV tokens", "warm", "+1 M tokens"):
         table.add_column(name, justify="right")
-    for cold, warm, more in list(zip(causes.cold, causes.warm, memory.marginal, strict=False))[::3]:
-        shares = (cold.global_prefix, cold.own_session, cold.sharing_group, cold.hit_rate)
+    rows = list(zip(causes.cold, causes.warm, memory.marginal, strict=False))
+    for cold, warm, more in rows[:-1][::3] + rows[-1:]:
         table.add_row(
             tokens(cold.cache_tokens),
-            *(f"{one:.1%}" for one in shares),
+            f"{cold.global_prefix:.1%}",
+            f"{cold.own_session:.1%}" if causes.sessions_known else "-",
+            f"{cold.sharing_group:.1%}",
+            f"{cold.hit_rate:.1%}",
             tokens(warm.cache_tokens),
             f"{warm.hit_rate:.1%}",
             f"{100 * more.gain_per_million_tokens:+.2f}",
