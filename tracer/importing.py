@@ -4,6 +4,7 @@ import hashlib
 import heapq
 import os
 import tempfile
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ import msgspec
 
 from tracer.analysis.arrivals import time_grid_ns
 from tracer.errors import TraceError
-from tracer.formats import BadRow, Detected, Format, azure, mooncake, source_extra
+from tracer.formats import BadRow, Detected, Format, azure, mooncake, source_extra, weka
 from tracer.formats.ids import FirstSeen
-from tracer.schema import Footer, Request
+from tracer.schema import Footer, HashScheme, Request
 from tracer.tracefile import TraceWriter, iter_requests, read_footer
 
-FORMATS: dict[str, Format] = {mooncake.NAME: mooncake, azure.NAME: azure}
+FORMATS: dict[str, Format] = {mooncake.NAME: mooncake, azure.NAME: azure, weka.NAME: weka}
 HEAD_BYTES = 65_536
 SORT_RUN_ROWS = 100_000
 PROGRESS_ROWS = 2_000
@@ -281,6 +282,7 @@ def _footer(name: str, producer: str, found: Detected, survey: _Survey) -> Foote
         time_grid_ns=time_grid_ns(survey.stamps_ns),
         block_tokens=found.block_tokens,
         tail_rule=found.tail_rule,
+        hashes=HashScheme(scope=found.hash_scope),
         losses={key: count for key, count in counts.items() if count},
         notes=found.notes | ({"first_arrival_ns": str(survey.first_ns)} if found.epoch_ns is None else {}),
     )
@@ -337,15 +339,42 @@ def _run(path: Path) -> Iterator[Request]:
 
 
 def _renumbered(rows: Iterable[Request]) -> Iterator[Request]:
-    """Block ids in the order in which the sorted rows show them."""
-    numbers = FirstSeen()
-    for row in rows:
+    """Block ids in the order in which the sorted rows show them; other requests by their new numbers."""
+    numbers, number_of = FirstSeen(), _Places()
+    for number, row in enumerate(rows):
+        number_of.keep(int(source_extra(row)[PLACE]), number)
+        _relink(row, number_of)
         if blocks := row.get("input_blocks"):
             row["input_blocks"] = [numbers[one] for one in blocks]
         tail = row.get("input_tail_id")
         if tail is not None:
             row["input_tail_id"] = numbers[tail]
         yield row
+
+
+class _Places:
+    """From place in the source to request number, 8 bytes each."""
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+
+    def keep(self, place: int, number: int) -> None:
+        if place >= len(self._numbers):
+            self._numbers.extend([-1] * (place + 1 - len(self._numbers)))
+        self._numbers[place] = number
+
+    def number(self, place: int) -> int | None:
+        """None: it comes later in time, so nothing can have waited for it."""
+        number = self._numbers[place] if place < len(self._numbers) else -1
+        return number if number >= 0 else None
+
+
+def _relink(row: Request, number_of: _Places) -> None:
+    parent, waits = row.get("parent_request_id"), row.get("wait_for")
+    if parent is not None:
+        row["parent_request_id"] = number_of.number(parent)
+    if waits is not None:
+        row["wait_for"] = [number for place in waits if (number := number_of.number(place)) is not None]
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class Detected:
     time_unit_ns: int = 1
     block_tokens: int = BASE_BLOCK_TOKENS
     tail_rule: Literal["ceil", "floor"] | None = None
+    hash_scope: Literal["global", "local"] = "global"  # local: ids mean something inside their session only
     notes: dict[str, str] = field(default_factory=dict)
 
 
@@ -42,7 +43,10 @@ class Format(Protocol):
         """Do the first bytes of a file show this format?"""
 
     def read(self, lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None]) -> Iterator[Request]:
-        """Rows in file order, without request_id; `arrival_ns` may have any zero that is the same for all rows."""
+        """Rows in file order, without request_id; `arrival_ns` may have any zero that is the same for all rows.
+
+        Columns that name other requests hold their places in that order.
+        """
 
     def write(self, rows: Iterable[Request], footer: Footer) -> Iterator[bytes]:
         """Lines with their ends."""
