@@ -51,6 +51,9 @@ class DenseIds[Key: Hashable]:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._ids)
+
     def __getitem__(self, key: Key) -> int:
         return self._ids.setdefault(key, len(self._ids))
 

@@ -15,12 +15,12 @@ import msgspec
 
 from tracer.analysis.arrivals import time_grid_ns
 from tracer.errors import TraceError
-from tracer.formats import BadRow, Detected, Format, azure, mooncake, source_extra, weka
+from tracer.formats import BadRow, Detected, Format, azure, mooncake, ragpulse, source_extra, weka
 from tracer.formats.ids import FirstSeen
 from tracer.schema import Footer, HashScheme, Request
 from tracer.tracefile import TraceWriter, iter_requests, read_footer
 
-FORMATS: dict[str, Format] = {mooncake.NAME: mooncake, azure.NAME: azure, weka.NAME: weka}
+FORMATS: dict[str, Format] = {module.NAME: module for module in (mooncake, azure, weka, ragpulse)}
 HEAD_BYTES = 65_536
 SORT_RUN_ROWS = 100_000
 PROGRESS_ROWS = 2_000
@@ -168,6 +168,12 @@ class _Job:
     def read(self, file: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None]) -> Iterator[Request]:
         return FORMATS[self.source_format].read(file, found, bad)
 
+    def detected(self, in_seconds: bool = False) -> Detected:
+        """A fresh one; files that the format says belong to the source are read from beside it."""
+        names = getattr(FORMATS[self.source_format], "SIDE_FILES", ())
+        sides = {name: path for name in names if (path := self.source.with_name(name)).exists()}
+        return Detected(in_seconds=in_seconds, side_lines={name: _lines(path) for name, path in sides.items()})
+
     def rejecting(self, then: Callable[[BadRow], None]) -> Callable[[BadRow], None]:
         """What to do with a bad row: stop, or go on with `then`."""
         return self._stop if self.strict else then
@@ -188,7 +194,7 @@ class _NeedsSurvey(Exception):
 
 def _straight(job: _Job) -> tuple[Footer, _Survey]:
     """Rows go out as they come in. Raises _NeedsSurvey at the first one that is earlier than its predecessor."""
-    found, survey = Detected(), _Survey()
+    found, survey = job.detected(), _Survey()
     with (
         TraceWriter(job.out, Footer()) as writer,
         _set_aside(job.rejected) as set_aside,
@@ -217,9 +223,9 @@ def _straight(job: _Job) -> tuple[Footer, _Survey]:
 
 def _surveyed(job: _Job) -> tuple[Footer, _Survey]:
     """Two passes: the first finds what the footer must say (unit, grid, tail rule, order)."""
-    found, survey = _survey(job, Detected())
+    found, survey = _survey(job, job.detected())
     if found.in_seconds:
-        found, survey = _survey(job, Detected(in_seconds=True))
+        found, survey = _survey(job, job.detected(in_seconds=True))
     _require_rows(job, survey)
     footer = _footer(job.source_format, job.producer, found, survey)
     with (
@@ -228,7 +234,7 @@ def _surveyed(job: _Job) -> tuple[Footer, _Survey]:
         _reading(job.source) as file,
         _progress(job, file) as progress,
     ):
-        rows = job.read(file, Detected(in_seconds=found.in_seconds), set_aside)
+        rows = job.read(file, job.detected(in_seconds=found.in_seconds), set_aside)
         if survey.inversions:
             rows = _renumbered(_sorted(_placed(rows), job.out.parent, lambda row: row["arrival_ns"]))
         for number, row in enumerate(rows):
@@ -306,6 +312,11 @@ def _set_aside(path: Path) -> Iterator[Callable[[BadRow], None]]:
     finally:
         if file is not None:
             file.close()
+
+
+def _lines(path: Path) -> list[bytes]:
+    with _reading(path) as file:
+        return file.readlines()
 
 
 def _refuse_same(path: Path, out_path: Path) -> None:

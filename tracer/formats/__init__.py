@@ -3,7 +3,7 @@
 Loss-free means: import, then export, gives equal parsed values in the same order.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -32,6 +32,7 @@ class Detected:
     tail_rule: Literal["ceil", "floor"] | None = None
     hash_scope: Literal["global", "local"] = "global"  # local: ids mean something inside their session only
     notes: dict[str, str] = field(default_factory=dict)
+    side_lines: dict[str, Sequence[bytes]] = field(default_factory=dict)  # given, not found: files that belong to the source
 
 
 class Format(Protocol):

@@ -35,10 +35,11 @@ _KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
 
 
 def looks_like(head: bytes) -> bool:
-    """One of the first lines has Mooncake's keys (and not Bailian's, which are a superset with smaller blocks)."""
+    """One of the first lines has Mooncake's keys, and none of Bailian's or RAGPulse's own, who use the same four."""
     wanted = [b'"%s"' % key.encode() for key in _KEYS]
     lines = [line.lstrip() for line in head.split(b"\n")]
-    return any(line.startswith(b"{") and all(key in line for key in wanted) and b'"chat_id"' not in line for line in lines)
+    likely = (line for line in lines if line.startswith(b"{") and all(key in line for key in wanted))
+    return any(b'"chat_id"' not in line and b'"passages_ids"' not in line for line in likely)
 
 
 def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None]) -> Iterator[Request]:
