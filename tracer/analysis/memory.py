@@ -60,7 +60,8 @@ class ReuseDistance(msgspec.Struct, frozen=True, kw_only=True):
 class MarginalPoint(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int
     hit_rate: float
-    gain_per_million_tokens: float  # of hit rate, averaged over the next tenth of this size
+    gain_of_half_more: float  # of hit rate, at 1.5 times the size
+    gain_per_million_tokens: float  # of hit rate, averaged from this size to 1.5 times of it
     gain_of_ten_gb: float | None  # hit rate that 10 GB more buys; None where the bytes per token are not known
 
 
@@ -238,12 +239,13 @@ def sizes_of(curve: HitCurve, points: int = CURVE_POINTS) -> list[int]:
 
 
 def _marginal(curve: HitCurve, size: int, kv_bytes_per_token: float | None) -> MarginalPoint:
-    here, step = curve.hit_rate_at(size), max(size // 10, 1)
+    here, step = curve.hit_rate_at(size), max(size // 2, 1)
     more = curve.hit_rate_at(size + step) - here
     gain = ten_gb_more(curve, size, kv_bytes_per_token) if kv_bytes_per_token else None
     return MarginalPoint(
         cache_tokens=size * curve.unit_tokens,
         hit_rate=here,
+        gain_of_half_more=more,
         gain_per_million_tokens=more / (step * curve.unit_tokens) * 1e6,
         gain_of_ten_gb=gain,
     )

@@ -27,7 +27,8 @@ def fit_in_words(found: KvFit) -> list[str]:
     one = found.budget
     name = gpus_in_words(one)
     whose = "with this model" if one.weight_bytes is not None else "without any weights"
-    holds = f"{name} {whose} holds {tokens(one.kv_tokens)} tokens of KV: a hit rate of {found.hit_rate:.1%}"
+    verb = "holds" if one.tensor_parallel == 1 else "hold"
+    holds = f"{name} {whose} {verb} {tokens(one.kv_tokens)} tokens of KV: a hit rate of {found.hit_rate:.1%}"
     lines = [f"{holds}, {found.share_of_possible_hits:.0%} of the possible hits."]
     if found.tokens_for_90_percent > one.kv_tokens:
         lines.append(
@@ -97,7 +98,7 @@ def _cause_table(memory: Memory) -> Table:
     causes = memory.causes
     title = f"\nhit rate by cause, and without the first {causes.warm_up_share:.0%} of the requests"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    for name in ("KV tokens", "global prefix", "own session", "sharing group", "hit rate", "KV tokens", "warm", "+1 M tokens"):
+    for name in ("KV tokens", "global prefix", "own session", "sharing group", "hit rate", "KV tokens", "warm", "+50 % memory"):
         table.add_column(name, justify="right")
     rows = list(zip(causes.cold, causes.warm, memory.marginal, strict=False))
     for cold, warm, more in rows[:-1][::3] + rows[-1:]:
@@ -109,7 +110,7 @@ def _cause_table(memory: Memory) -> Table:
             f"{cold.hit_rate:.1%}",
             tokens(warm.cache_tokens),
             f"{warm.hit_rate:.1%}",
-            f"{100 * more.gain_per_million_tokens:+.2f}",
+            f"{100 * more.gain_of_half_more:+.1f}",
         )
     return table
 

@@ -24,7 +24,7 @@ _FORMULAS = (
         "Time since last use",
         "of each possible hit, tokens weigh the same. A cache that drops what was not used for the 90 % time keeps 90 % of them.",
     ),
-    ("What a million tokens buy", "(hit rate at 1.1 x the size - hit rate at the size) / a tenth of the size."),
+    ("What more memory buys", "hit rate at 1.5 x the size, or with 10 GB more, - hit rate at the size, in percentage points."),
     (
         "KV tokens of running requests",
         "prompt and whole answer from arrival to end, shared prefixes counted for each: an upper bound. Where a trace has no "
@@ -87,13 +87,13 @@ def _memory_table(found: Analysis) -> str:
     if found.memory is None or not found.memory.causes.cold:
         return ""
     causes, per_token = found.memory.causes, found.kv.budget.kv_bytes_per_token if found.kv else None
-    head = ["KV tokens", "hit rate", "global prefix", "own session", "sharing group", "+1 M tokens"]
+    head = ["KV tokens", "hit rate", "global prefix", "own session", "sharing group", "+50 %"]
     head += ["GB", "+10 GB"] if per_token else []
     rows = []
     for one, more in zip(causes.cold, found.memory.marginal, strict=True):
         own = f"{one.own_session:.1%}" if causes.sessions_known else "-"
         cells = [tokens(one.cache_tokens), f"{one.hit_rate:.1%}", f"{one.global_prefix:.1%}", own, f"{one.sharing_group:.1%}"]
-        cells.append(f"{100 * more.gain_per_million_tokens:+.2f} points")
+        cells.append(f"{100 * more.gain_of_half_more:+.1f} points")
         if per_token:
             gain = more.gain_of_ten_gb
             cells += [f"{one.cache_tokens * per_token / 1e9:,.1f}", "-" if gain is None else f"{100 * gain:+.2f} points"]

@@ -16,6 +16,7 @@ from tracer.report.page import Chart
 WIDTH, HALF_WIDTH, HEIGHT = 1040, 470, 210
 BLUE, ORANGE, GREEN, GREY, RED = "#3f7fd0", "#e0811c", "#3a9d6a", "#8b95a1", "#d3455b"  # readable on white and near-black
 SOLID, DASHED = [1, 0], [5, 3]
+HEADROOM = 1.15  # names of upright lines stand there
 SHARE_AXIS = alt.Axis(format="~%", tickCount=5)
 
 type Row = dict[str, Any]
@@ -33,7 +34,7 @@ def memory_charts(found: Analysis) -> Found:
         return charts
     if memory.causes.cold:
         charts["causes"] = ("Whose prefixes are hit", _causes(memory.causes, budget))
-        charts["marginal"] = ("What a million tokens more would buy", _marginal(memory.marginal, budget))
+        charts["marginal"] = ("What half as much memory again would buy", _marginal(memory.marginal, budget))
     if memory.reuse_time:
         charts["reuse"] = ("Time since the same tokens were last used", _reuse(memory.reuse_time))
     if len(memory.footprint) > 1:
@@ -62,12 +63,24 @@ def length_charts(found: Analysis) -> Found:
     return {"lengths": ("Tokens of prompts and answers", _lengths(profile))}
 
 
-def _log_x(title: str = "KV memory, tokens (log)") -> alt.X:
-    return alt.X("x:Q", title=title, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~s", tickCount=6))
+def _log_x(values: Sequence[float], title: str = "KV memory, tokens (log)") -> alt.X:
+    """The usual ticks of a log axis are a dark carpet: decades, with 2 and 5 between them where there are few."""
+    low, high = min(values), max(values)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1,) if len(decades) > 5 else (1, 2, 5)
+    ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+    scale = alt.Scale(type="log", nice=False, domain=[low, high if high > low else 2 * low])
+    return alt.X("x:Q", title=title, scale=scale, axis=alt.Axis(format="~s", values=ticks))
+
+
+def _sizes_x(rows: Sequence[Row], budget: Budget | None, title: str = "KV memory, tokens (log)") -> alt.X:
+    """Wide enough for the budget's line."""
+    own = [budget.kv_tokens] if budget and budget.kv_tokens else []
+    return _log_x([row["x"] for row in rows] + own, title)
 
 
 def _share_y(title: str, highest: float) -> alt.Y:
-    return alt.Y("y:Q", title=title, scale=alt.Scale(domain=[0, (highest or 1.0) * 1.05]), axis=SHARE_AXIS)
+    return alt.Y("y:Q", title=title, scale=alt.Scale(domain=[0, (highest or 1.0) * HEADROOM]), axis=SHARE_AXIS)
 
 
 def _chart(rows: Sequence[Row], width: int = HALF_WIDTH) -> alt.Chart:
@@ -83,6 +96,10 @@ def _colour(legend: dict[str, str]) -> alt.Color:
     scale = alt.Scale(domain=list(legend), range=list(legend.values()))
     shown = alt.Legend(orient="top", symbolType="stroke", labelLimit=320) if len(legend) > 1 else None
     return alt.Color("what:N", title=None, scale=scale, legend=shown)
+
+
+def _squares(legend: dict[str, str]) -> alt.Color:
+    return _colour(legend).legend(alt.Legend(orient="top", symbolType="square", symbolStrokeWidth=0) if len(legend) > 1 else None)
 
 
 def _dash(legend: dict[str, str], dashed: set[str]) -> alt.StrokeDash:
@@ -108,7 +125,7 @@ def _lines(rows: Sequence[Row], legend: dict[str, str], x: alt.X, y: alt.Y, tips
     return chart
 
 
-def _with_budget(chart: alt.Chart, budget: Budget | None, *, across: bool = False) -> Chart:
+def _with_budget(chart: alt.Chart, budget: Budget | None, rows: Sequence[Row], *, across: bool = False) -> Chart:
     """A line at what one replica's GPUs hold."""
     if budget is None or budget.kv_tokens < 1:
         return chart
@@ -119,7 +136,9 @@ def _with_budget(chart: alt.Chart, budget: Budget | None, *, across: bool = Fals
         text = mark.mark_text(color=RED, align="right", dx=-4, dy=-6).encode(y="at:Q", x=alt.value("width"), text="label:N")
     else:
         line = mark.mark_rule(color=RED, strokeDash=DASHED, strokeWidth=1.5).encode(x=alt.X("at:Q"))
-        text = mark.mark_text(color=RED, align="left", dx=4, dy=8).encode(x="at:Q", y=alt.value(0), text="label:N")
+        at_end = budget.kv_tokens > 0.3 * max(row["x"] for row in rows)  # there the name stands before its line
+        named = mark.mark_text(color=RED, dy=8, align="right" if at_end else "left", dx=-4 if at_end else 4)
+        text = named.encode(x="at:Q", y=alt.value(0), text="label:N")
     layered: Chart = alt.layer(chart, line, text)
     return layered
 
@@ -131,9 +150,9 @@ def _hit(engine: EngineSharing, found: Analysis, budget: Budget | None) -> Chart
         warm = f"without the first {found.memory.causes.warm_up_share:.0%}, which fill the cache"
         legend[warm] = ORANGE
         rows += [{"what": warm, "x": one.cache_tokens, "y": one.hit_rate} for one in found.memory.causes.warm]
-    y = _share_y("share of prompt tokens", max(row["y"] for row in rows))
-    tips = _tips("KV tokens", "hit rate", ".1%")
-    return _with_budget(_lines(rows, legend, _log_x(), y, tips, dashed={*legend} - {"all requests"}, width=WIDTH), budget)
+    x, y = _sizes_x(rows, budget), _share_y("share of prompt tokens", max(row["y"] for row in rows))
+    dashed, tips = {*legend} - {"all requests"}, _tips("KV tokens", "hit rate", ".1%")
+    return _with_budget(_lines(rows, legend, x, y, tips, dashed=dashed, width=WIDTH), budget, rows)
 
 
 def _causes(causes: Causes, budget: Budget | None) -> Chart:
@@ -151,35 +170,35 @@ def _causes(causes: Causes, budget: Budget | None) -> Chart:
         _chart(rows)
         .mark_area(opacity=0.8)
         .encode(
-            x=_log_x(),
+            x=_sizes_x(rows, budget),
             y=y.stack("zero"),
-            color=_colour(legend).legend(orient="top", symbolType="square"),
+            color=_squares(legend),
             order="order:Q",
             tooltip=_tips("KV tokens", "share", ".1%"),
         )
     )
-    return _with_budget(area, budget)
+    return _with_budget(area, budget, rows)
 
 
 def _marginal(points: Sequence[MarginalPoint], budget: Budget | None) -> Chart:
-    legend = {"per million tokens": BLUE}
-    rows: list[Row] = [{"what": "per million tokens", "x": one.cache_tokens, "y": one.gain_per_million_tokens} for one in points]
+    legend = {"with half more": BLUE}
+    rows: list[Row] = [{"what": "with half more", "x": one.cache_tokens, "y": one.gain_of_half_more} for one in points]
     y = _share_y("hit rate gained", max(row["y"] for row in rows))
-    return _with_budget(_lines(rows, legend, _log_x(), y, _tips("KV tokens", "gained", ".2%")), budget)
+    return _with_budget(_lines(rows, legend, _sizes_x(rows, budget), y, _tips("KV tokens", "gained", ".1%")), budget, rows)
 
 
 def _reuse(found: ReuseTime) -> Chart:
     step = 10 ** (1 / 4)
-    rows: list[Row] = [{"x": one.up_to / step, "x2": one.up_to, "y": one.share} for one in found.histogram]
+    rows: list[Row] = [{"x": one.up_to / step, "x2": one.up_to, "y": one.share, "base": 0} for one in found.histogram]
     first = next(k for k, row in enumerate(rows) if row["y"] > 0)
+    ends = [row[end] for row in rows[first:] for end in ("x", "x2")]
     bars = (
         _chart(rows[first:])
         .mark_bar(color=BLUE, opacity=0.85)
         .encode(
-            x=alt.X(
-                "x:Q", title="seconds (log)", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~s", tickCount=6)
-            ),
+            x=_log_x(ends, "seconds (log)"),
             x2="x2:Q",
+            y2="base:Q",
             y=_share_y("share of possible hits", max(row["y"] for row in rows)),
             tooltip=[
                 alt.Tooltip("x2:Q", title="up to, s", format=".3~s"),
@@ -212,8 +231,8 @@ def _routing(found: Sequence[Routing], budget: Budget | None) -> Chart:
         if point.cache_tokens_per_replica > 0
     ]
     y = _share_y("share of prompt tokens", max(row["y"] for row in rows))
-    x = _log_x("KV memory of each replica, tokens (log)")
-    return _with_budget(_lines(rows, legend, x, y, _tips("KV tokens each", "hit rate", ".1%")), budget)
+    x = _sizes_x(rows, budget, "KV memory of each replica, tokens (log)")
+    return _with_budget(_lines(rows, legend, x, y, _tips("KV tokens each", "hit rate", ".1%")), budget, rows)
 
 
 def _time_unit(span_s: float) -> tuple[float, str]:
@@ -253,22 +272,24 @@ def _demand(found: Demand, budget: Budget | None) -> Chart:
     ticks = [10.0**k for k in range(round(math.log10(domain[0])), round(math.log10(domain[1])) + 1)]
     y = alt.Y("y:Q", title="tokens (log)", scale=alt.Scale(type="log", domain=domain), axis=alt.Axis(format="~s", values=ticks))
     legend = {name: colour for name, (colour, _) in series.items()}
-    return _with_budget(_lines(rows, legend, _time_x(unit), y, _tips(unit, "tokens", ".3~s"), width=WIDTH), budget, across=True)
+    return _with_budget(
+        _lines(rows, legend, _time_x(unit), y, _tips(unit, "tokens", ".3~s"), width=WIDTH), budget, rows, across=True
+    )
 
 
 def _lengths(profile: Profile) -> Chart:
     rows: list[Row] = [*_length_rows("prompts", profile.input_tokens), *_length_rows("answers", profile.output_tokens)]
     legend = {name: colour for name, colour in (("prompts", BLUE), ("answers", ORANGE)) if any(r["what"] == name for r in rows)}
+    ends = [row[end] for row in rows for end in ("x", "x2")]
     chart: alt.Chart = (
         _chart(rows, WIDTH)
         .mark_bar(opacity=0.6)
         .encode(
-            x=alt.X(
-                "x:Q", title="tokens (log)", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~s", tickCount=8)
-            ),
+            x=_log_x(ends, "tokens (log)"),
             x2="x2:Q",
+            y2="base:Q",
             y=_share_y("share of requests", max(row["y"] for row in rows)).stack(None),
-            color=_colour(legend),
+            color=_squares(legend),
             tooltip=[
                 alt.Tooltip("what:N"),
                 alt.Tooltip("x:Q", title="from", format=".3~s"),
@@ -283,5 +304,6 @@ def _lengths(profile: Profile) -> Chart:
 def _length_rows(name: str, bins: Sequence[LengthBin]) -> list[Row]:
     total = sum(one.requests for one in bins)
     return [
-        {"what": name, "x": max(one.from_tokens, 0.5), "x2": float(one.below_tokens), "y": one.requests / total} for one in bins
+        {"what": name, "x": max(one.from_tokens, 0.5), "x2": one.below_tokens, "y": one.requests / total, "base": 0}
+        for one in bins
     ]

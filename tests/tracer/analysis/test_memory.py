@@ -158,7 +158,7 @@ def test_ten_gb_buy_as_many_tokens_as_fit() -> None:
 
     assert memory.ten_gb_more(curve, 100, bytes_per_token) == pytest.approx(50 / 300)
     (last,) = [point for point in memory.marginal_value(curve, bytes_per_token) if point.cache_tokens == 200 * 16]
-    assert last.hit_rate == pytest.approx(100 / 300) and last.gain_of_ten_gb == last.gain_per_million_tokens == 0.0
+    assert last.hit_rate == pytest.approx(100 / 300) and last.gain_of_ten_gb == last.gain_of_half_more == last.gain_per_million_tokens == 0.0
 
 
 def test_demand_by_hand() -> None:
