@@ -47,6 +47,8 @@ def _model(options: AnalyzeOptions) -> tuple[KvBytes | None, Budget | None]:
         raise TraceError("--model-config and --kv-bytes-per-token say the same thing", next_step="Give one of them")
     if options.kv_bytes_per_token is not None and options.kv_bytes_per_token <= 0:
         raise TraceError("no such KV size", seen=f"--kv-bytes-per-token {options.kv_bytes_per_token:g}", wanted="more than 0")
+    if options.replicas < 1:
+        raise TraceError("no such number of replicas", seen=f"--replicas {options.replicas}", wanted="1 or more")
     config = read_config(options.model_config) if options.model_config is not None else None
     found = kv.kv_bytes_per_token(config) if config is not None else None
     if options.gpu is None:
