@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
+from chatreel.trace_commands import add_to as add_trace_commands
 from tracer.errors import TraceError
 
 app = typer.Typer(
@@ -134,6 +135,9 @@ def analyze(
         replicas=replicas,
     )
     run_analyze(trace, options, json_path, html_path, images, out)
+
+
+add_trace_commands(app)
 
 
 @app.command(epilog='Example: chatreel query t.parquet "select model, count(*) from trace group by 1"')

@@ -1,0 +1,65 @@
+"""Commands that make one trace of others. Parsing, calling and printing; nothing is decided here."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
+TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("slice", epilog="Example: chatreel slice monday.parquet --from 9h --to 10h -o morning.parquet")(slice_)
+    app.command(epilog="Example: chatreel head monday.parquet -n 1000 -o first.parquet")(head)
+    app.command(epilog="Example: chatreel merge morning.parquet noon.parquet -o day.parquet")(merge)
+    app.command(epilog="Example: chatreel thin monday.parquet --keep 0.1 -o tenth.parquet")(thin)
+
+
+def slice_(
+    trace: TRACE,
+    out_path: OUT,
+    start: Annotated[str | None, typer.Option("--from", help="Since the start of the trace: 90s, 15m, 1.5h.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Up to, not including: as --from.")] = None,
+    session: Annotated[list[int] | None, typer.Option(help="Only this session; may be repeated.")] = None,
+    sessions: Annotated[int | None, typer.Option(help="Only the first so many sessions.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only requests for this model; may be repeated.")] = None,
+) -> None:
+    """Cut a part out of a trace: a span of time, sessions, models. Slices of one trace can be merged back."""
+    from chatreel.surgery import run_slice
+
+    typer.echo(run_slice(trace, out_path, start, end, session or [], model or [], sessions), err=True)
+
+
+def head(
+    trace: TRACE,
+    out_path: OUT,
+    requests: Annotated[int, typer.Option("--requests", "-n", help="How many requests.")] = 1000,
+) -> None:
+    """The first requests of a trace."""
+    from tracer.surgery.slicing import head as cut
+
+    typer.echo(f"{cut(trace, out_path, requests):,} requests -> {out_path}", err=True)
+
+
+def merge(
+    traces: Annotated[list[Path], typer.Argument(help="Two or more traces.", show_default=False)],
+    out_path: OUT,
+) -> None:
+    """Several traces at once, sharing nothing between them; or slices of one trace, put together again."""
+    from tracer.surgery.merging import merge_traces
+
+    typer.echo(f"{merge_traces(traces, out_path):,} requests -> {out_path}", err=True)
+
+
+def thin(
+    trace: TRACE,
+    out_path: OUT,
+    keep: Annotated[float, typer.Option(help="Share of the sharing groups to keep.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+) -> None:
+    """A miniature: whole sharing groups only. Compare its hit rate at a cache of C * keep with the trace's at C."""
+    from tracer.surgery.thinning import thin_trace
+
+    requests, kept, groups = thin_trace(trace, out_path, keep, seed)
+    typer.echo(f"{requests:,} requests of {kept:,} of {groups:,} sharing groups -> {out_path} (seed {seed})", err=True)
