@@ -3,15 +3,17 @@
 All of it is about the cache as an engine sees it (`touches_as_engine`): full pages, answers occupy memory too.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tracer.analysis.distances import reuse_segments
 from tracer.analysis.groups import sharing_groups
 from tracer.analysis.reuse import HitCurve, Touches, hit_curve, prompt_tokens, touches_as_engine
+from tracer.blocks import Blocks
 from tracer.schema import Footer
 from tracer.tracefile import blocks as block_column
 from tracer.tracefile import column
@@ -126,7 +128,7 @@ def describe(table: pa.Table, footer: Footer, kv_bytes_per_token: float | None =
         reuse_time=reuse_time(runs, arrival_ns),
         reuse_distance=reuse_distance(curve),
         marginal=marginal_value(curve, kv_bytes_per_token),
-        causes=hits_by_cause(touches, global_units, session),
+        causes=hits_by_cause(touches, runs, curve, global_units, session),
         demand=demand(
             runs,
             touches.unit_tokens,
@@ -140,52 +142,53 @@ def describe(table: pa.Table, footer: Footer, kv_bytes_per_token: float | None =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Stretches of a request's path that one earlier request touched last. All [runs]."""
+    """Stretches of a request's path that one earlier request touched last, or none at all. All [runs]."""
 
     request: Ints
     before: Ints  # the request that touched it last, -1 for none
     units: Ints
+    depth: Ints  # units above it in the path
     looked_up: Ints  # leading part of `units` that the request looks up
+    distance: Ints  # the first unit's stack distance - 1, as in `ReuseSegments`; NEVER for new ones
+
+
+NEVER = 2**62
 
 
 def touched_runs(touches: Touches) -> Runs:
-    blocks, units = touches.blocks, touches.units
-    last = np.full(int(blocks.ids.max(initial=-1)) + 1, -1, dtype=np.int32)
-    before = np.empty(len(blocks.ids), dtype=np.int32)
-    for request, (start, end) in enumerate(_spans(blocks.offsets)):
-        path = blocks.ids[start:end]
-        before[start:end] = last[path]
-        last[path] = request
-    request_of = np.repeat(np.arange(len(blocks)), blocks.lengths)
-    starts = np.ones(len(before), dtype=bool)
-    starts[1:] = (before[1:] != before[:-1]) | (request_of[1:] != request_of[:-1])
-    first = np.flatnonzero(starts)
-    depth = _units_above(touches)
-    limit = touches.lookup_units[request_of]
-    looked_up = np.clip(limit - depth, 0, units)
+    """Known runs in the order of the references, then what is new of each request."""
+    offsets = touches.blocks.offsets
+    above = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(touches.units)])
+    path_units = above[offsets[1:]] - above[offsets[:-1]]
+    blocks, units = _occupying(touches)
+    found = reuse_segments(blocks, units, path_units)
+    new = np.flatnonzero(path_units > found.request_hits)
+    request = np.concatenate([found.requests, new])
+    depth = np.concatenate([found.depths, found.request_hits[new]])
+    width = np.concatenate([found.counts, (path_units - found.request_hits)[new]])
     return Runs(
-        request=request_of[first],
-        before=before[first].astype(np.int64),
-        units=_sums(units, first),
-        looked_up=_sums(looked_up, first),
+        request=request,
+        before=np.concatenate([found.predecessors, np.full(len(new), -1, dtype=np.int64)]),
+        units=width,
+        depth=depth,
+        looked_up=np.clip(touches.lookup_units[request] - depth, 0, width),
+        distance=np.concatenate([found.distances, np.full(len(new), NEVER, dtype=np.int64)]),
     )
 
 
-def _sums(values: Ints, first: Ints) -> Ints:
-    sums: Ints = np.add.reduceat(values, first) if len(first) else np.zeros(0, dtype=np.int64)
-    return sums
+def _occupying(touches: Touches) -> tuple[Blocks, Ints]:
+    """Without blocks of no units, which are never in a cache."""
+    blocks, keep = touches.blocks, touches.units > 0
+    if keep.all():
+        return blocks, touches.units
+    before = np.zeros(len(keep) + 1, dtype=np.int64)
+    np.cumsum(keep, out=before[1:])
+    return Blocks(offsets=before[blocks.offsets], ids=blocks.ids[keep]), touches.units[keep]
 
 
 def _spans(offsets: Ints) -> list[tuple[int, int]]:
     ends = offsets.tolist()
     return list(zip(ends[:-1], ends[1:], strict=True))
-
-
-def _units_above(touches: Touches) -> Ints:
-    """Units of the path above each reference."""
-    before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(touches.units)])
-    above: Ints = before[:-1] - np.repeat(before[touches.blocks.offsets[:-1]], touches.blocks.lengths)
-    return above
 
 
 def footprint_growth(runs: Runs, touches: Touches) -> list[FootprintPoint]:
@@ -257,41 +260,36 @@ def ten_gb_more(curve: HitCurve, size: int, kv_bytes_per_token: float) -> float:
     return curve.hit_rate_at(size + added) - curve.hit_rate_at(size)
 
 
-def hits_by_cause(touches: Touches, global_units: Ints, session: Ints, warm_up_share: float = WARM_UP_SHARE) -> Causes:
-    """Exact at each size: hits are a leading run, so a curve of the first n units alone counts the hits among them.
+def hits_by_cause(
+    touches: Touches, runs: Runs, curve: HitCurve, global_units: Ints, session: Ints, warm_up_share: float = WARM_UP_SHARE
+) -> Causes:
+    """Exact at each size: what of a run is hit is its leading part, and so is what of it is a global prefix or its own.
 
     `global_units` [requests]: leading units that are a global prefix. `session` [requests], -1: none.
     """
-    within_global = np.minimum(touches.lookup_units, global_units)
-    within_own = np.minimum(touches.lookup_units, np.maximum(global_units, own_session_units(touches, session)))
+    request, depth = runs.request, runs.depth
+    to_own = np.maximum(global_units, own_session_units(touches, session))[request] - depth
+    to_global = global_units[request] - depth
     warm_from = int(warm_up_share * len(touches.blocks))
-    return Causes(
-        cold=_cause_points(touches, within_global, within_own, 0),
-        warm=_cause_points(touches, within_global, within_own, warm_from),
-        warm_up_share=warm_up_share,
-        sessions_known=bool((session >= 0).any()),
-    )
-
-
-def _cause_points(touches: Touches, within_global: Ints, within_own: Ints, first: int) -> list[CausePoint]:
-    """Requests before `first` fill the cache, but look nothing up."""
-    counted = np.arange(len(touches.blocks)) >= first
-    whole, own, common = (
-        hit_curve(replace(touches, lookup_units=limit * counted, prompt_tokens=touches.prompt_tokens * counted))
-        for limit in (touches.lookup_units, within_own, within_global)
-    )
-    points = []
-    for size in sizes_of(whole):
-        to_global, to_own, all_hits = (one.hit_rate_at(size) for one in (common, own, whole))
-        points.append(
-            CausePoint(
-                cache_tokens=size * touches.unit_tokens,
-                global_prefix=to_global,
-                own_session=to_own - to_global,
-                sharing_group=all_hits - to_own,
+    is_warm = request >= warm_from
+    totals = touches.prompt_tokens.sum(), touches.prompt_tokens[warm_from:].sum()
+    points: tuple[list[CausePoint], list[CausePoint]] = ([], [])
+    for size in sizes_of(curve):
+        hits = np.clip(size - runs.distance, 0, runs.looked_up)
+        common = np.clip(to_global, 0, hits)
+        own = np.clip(to_own, 0, hits) - common
+        group = hits - common - own
+        for into, total, chosen in zip(points, totals, (slice(None), is_warm), strict=True):
+            share = touches.unit_tokens / max(int(total), 1)
+            into.append(
+                CausePoint(
+                    cache_tokens=size * touches.unit_tokens,
+                    global_prefix=int(common[chosen].sum()) * share,
+                    own_session=int(own[chosen].sum()) * share,
+                    sharing_group=int(group[chosen].sum()) * share,
+                )
             )
-        )
-    return points
+    return Causes(cold=points[0], warm=points[1], warm_up_share=warm_up_share, sessions_known=bool((session >= 0).any()))
 
 
 def own_session_units(touches: Touches, session: Ints) -> Ints:

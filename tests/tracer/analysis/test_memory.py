@@ -1,5 +1,7 @@
 """Figures of KV memory, counted by hand on small traces, and held against brute force on random ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -69,9 +71,9 @@ def test_the_split_by_cause_equals_brute_force_and_sums_to_the_hit_rate(seen) ->
     touches, _, sessions, common = seen
     warm_from = int(0.2 * len(touches.blocks))
 
-    causes = memory.hits_by_cause(touches, common, sessions)
-
     curve = hit_curve(touches)
+    causes = memory.hits_by_cause(touches, memory.touched_runs(touches), curve, common, sessions)
+
     for points, first in ((causes.cold, 0), (causes.warm, warm_from)):
         total = max(int(touches.prompt_tokens[first:].sum()), 1)
         for point in points:
@@ -133,14 +135,24 @@ def test_reuse_by_hand() -> None:
     runs = memory.touched_runs(touches)
     arrivals = np.array([0, 10, 20, 50]) * SECOND
 
-    assert runs.request.tolist() == [0, 1, 1, 2, 3, 3, 3]
-    assert runs.before.tolist() == [-1, 0, -1, 1, 2, 1, 0]
-    assert runs.units.tolist() == [3, 2, 1, 1, 1, 1, 1]
+    assert runs.request.tolist() == [1, 2, 3, 3, 3, 0, 1]
+    assert runs.before.tolist() == [0, 1, 2, 1, 0, -1, -1]
+    assert runs.units.tolist() == [2, 1, 1, 1, 1, 3, 1]
+    assert runs.depth.tolist() == [0, 0, 0, 1, 2, 0, 2]
     found = memory.reuse_time(runs, arrivals)
     assert found is not None  # gaps of 10, 10, 10, 30, 40 and 50 s
     assert (found.p50_s, found.p90_s, found.p99_s) == (10.0, 50.0, 50.0)
     distance = memory.reuse_distance(hit_curve(touches))
     assert distance is not None and distance.p99_tokens == 4 * 16  # block 2 is found again below 0, 1, 3
+
+
+def test_blocks_of_no_units_are_in_no_cache() -> None:
+    touches = replace(touches_of([[0, 1, 2], [0, 1, 2]]), units=np.array([1, 0, 2, 1, 0, 2]), lookup_units=np.array([3, 2]))
+
+    runs = memory.touched_runs(touches)
+
+    assert (runs.request.tolist(), runs.before.tolist(), runs.units.tolist()) == ([1, 0], [0, -1], [3, 3])
+    assert runs.looked_up.tolist() == [2, 3]
 
 
 def test_nothing_reused_has_no_reuse_time() -> None:
@@ -158,7 +170,10 @@ def test_ten_gb_buy_as_many_tokens_as_fit() -> None:
 
     assert memory.ten_gb_more(curve, 100, bytes_per_token) == pytest.approx(50 / 300)
     (last,) = [point for point in memory.marginal_value(curve, bytes_per_token) if point.cache_tokens == 200 * 16]
-    assert last.hit_rate == pytest.approx(100 / 300) and last.gain_of_ten_gb == last.gain_of_half_more == last.gain_per_million_tokens == 0.0
+    assert (
+        last.hit_rate == pytest.approx(100 / 300)
+        and last.gain_of_ten_gb == last.gain_of_half_more == last.gain_per_million_tokens == 0.0
+    )
 
 
 def test_demand_by_hand() -> None:
