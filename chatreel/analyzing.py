@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from tracer.analysis import kv, memory, profile, routing
+from tracer.analysis import breaks, kv, memory, profile, routing
 from tracer.analysis.kv import Budget, KvBytes
+from tracer.analysis.order import check_order
 from tracer.analysis.reuse import hit_curve, touches_as_engine
+from tracer.analysis.segments import segment_reuse
 from tracer.analysis.summary import COLUMNS, Analysis, analyze
 from tracer.analysis.text import print_analysis
 from tracer.errors import TraceError
+from tracer.tracefile import blocks as block_column
 from tracer.tracefile import read_footer, read_table
 
 
@@ -28,17 +31,21 @@ class AnalyzeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def analyze_trace(trace: Path, options: AnalyzeOptions) -> Analysis:
     kv_bytes, one = _model(options)
-    table, footer = read_table(trace, [*COLUMNS, "end_ns"]), read_footer(trace)
+    columns = dict.fromkeys([*COLUMNS, *breaks.COLUMNS, "end_ns"])
+    table, footer = read_table(trace, list(columns)), read_footer(trace)
     found = analyze(table, footer, str(trace), options.sizes_blocks, options.top)
     changes: dict[str, Any] = {"profile": profile.describe(table, footer)}
     if found.engine_sharing is not None:
         per_token = kv_bytes.per_token if kv_bytes else options.kv_bytes_per_token
+        sizes = [one.kv_tokens] if one is not None else [found.engine_sharing.cache_tokens_for_90_percent or 0]
+        changes["breaks"] = breaks.find_breaks(table, footer, sizes)
+        changes["order"] = check_order(block_column(table, "input_blocks"))
         changes["memory"] = memory.describe(table, footer, per_token)
         if one is not None:
             changes["kv"] = kv.fit(hit_curve(touches_as_engine(table, footer)), one, kv_bytes)
         if options.replicas > 1:
-            sizes = [one.kv_tokens] if one is not None else []
-            changes["routing"] = routing.describe(table, footer, options.replicas, sizes)
+            changes["routing"] = routing.describe(table, footer, options.replicas, sizes if one is not None else [])
+    changes["segments"] = segment_reuse(table)
     return msgspec.structs.replace(found, **changes)
 
 

@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 
 from tracer.analysis import arrivals
 from tracer.analysis.arrivals import Arrivals
+from tracer.analysis.breaks import PrefixBreaks
 from tracer.analysis.groups import sharing_groups
 from tracer.analysis.kv import KvFit
 from tracer.analysis.memory import Memory
+from tracer.analysis.order import LogOrder
 from tracer.analysis.prefixes import SharedPrefix, top_prefixes
 from tracer.analysis.profile import Profile
 from tracer.analysis.reuse import HitCurve, Touches, hit_curve, touches_as_engine, touches_as_in_source
 from tracer.analysis.routing import Routing
+from tracer.analysis.segments import SegmentReuse
 from tracer.errors import TraceError
 from tracer.schema import Footer
 from tracer.tracefile import blocks as block_column
@@ -103,6 +106,9 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     kv: KvFit | None = None
     routing: list[Routing] | None = None
+    breaks: PrefixBreaks | None = None
+    order: LogOrder | None = None
+    segments: SegmentReuse | None = None
 
 
 SIZES_BLOCKS = (1000, 2000, 5000, 10_000, 20_000)

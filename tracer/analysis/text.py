@@ -3,7 +3,9 @@
 from rich.console import Console
 from rich.table import Table
 
+from tracer.analysis.breaks import breaks_in_words
 from tracer.analysis.memory_text import duration, memory_in_words, print_memory, tokens
+from tracer.analysis.order import order_in_words
 from tracer.analysis.summary import Analysis, Distribution, EngineSharing
 
 
@@ -14,6 +16,8 @@ def print_analysis(found: Analysis, console: Console) -> None:
     console.print(_lengths_table(found))
     _print_arrivals(found, console)
     _print_sharing(found, console)
+    for line in breaks_in_words(found.breaks)[1:] if found.breaks is not None else ():
+        console.print(line)
     print_memory(found.memory, console)
 
 
@@ -28,6 +32,16 @@ def in_words(found: Analysis) -> list[str]:
     if engine.cache_tokens_for_90_percent:
         lines.append(f"90 % of those hits need {tokens(engine.cache_tokens_for_90_percent)} tokens of KV memory.")
     lines += memory_in_words(found.memory, found.kv, found.routing)
+    if found.order is not None:
+        lines = order_in_words(found.order) + lines
+    if found.breaks is not None:
+        lines += breaks_in_words(found.breaks)[:1]
+    if found.segments is not None and found.segments.in_any_order > found.segments.as_sent + 0.05:
+        one = found.segments
+        lines.append(
+            f"By the parts of prompts {one.as_sent:.1%} of their tokens are shared as sent, {one.popular_first:.1%} with the "
+            f"most common parts first, {one.in_any_order:.1%} if order did not matter."
+        )
     if found.sessions:
         turns = found.sessions.turns
         lines.append(f"{found.sessions.count:,} sessions of {turns.mean:.1f} turns on average." if turns else "No turns.")
