@@ -24,7 +24,7 @@ from tracer.record.messages import LIVE, Begun, Header, Row, Totals
 from tracer.record.privacy import DIGEST_BYTES
 from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths, series_folders
 from tracer.retries import RetryLinker
-from tracer.schema import COLUMNS, Footer, HashScheme, Request
+from tracer.schema import COLUMNS, Footer, HashScheme, Request, Segment
 from tracer.sessions import SessionLinker, Turn
 from tracer.tracefile import TraceWriter
 
@@ -182,6 +182,7 @@ def _rows(index: _Index, zero_ns: int, *, is_live: bool) -> Iterator[Request]:
     """`zero_ns`: the arrival at which the trace begins."""
     blocks: DenseIds[bytes] = DenseIds()
     clients: DenseIds[bytes] = DenseIds()
+    contents: DenseIds[bytes] = DenseIds()
     linker, retries = SessionLinker(), RetryLinker()
     for request_id, record in enumerate(_in_arrival_order(index)):
         row = {name: value for name, value in record.row.items() if name in _NAMES}
@@ -200,6 +201,11 @@ def _rows(index: _Index, zero_ns: int, *, is_live: bool) -> Iterator[Request]:
             row["input_blocks"] = _ids(blocks, record.input_hashes)
             row["input_tail_id"] = blocks[record.input_tail] if record.input_tail else None
             row["output_blocks"] = _ids(blocks, record.output_hashes)
+        if record.parts:
+            row["segments"] = [
+                Segment(role=role, kind=kind, tokens=tokens, content_id=contents[content])
+                for role, kind, tokens, content in record.parts
+            ]
         yield cast(Request, row)
 
 

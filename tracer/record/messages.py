@@ -137,6 +137,7 @@ class Row(msgspec.Struct, kw_only=True, tag="row"):
     session: bytes | None = None
     leaves: list[bytes] = []
     extends: list[bytes] = []
+    parts: list[tuple[str, str, int, bytes]] = []  # role, kind, tokens, digest
     body: bytes | None = None  # digest of the request as sent, client included
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tracer.record.exchange import ExchangeFacts, decoder
 from tracer.record.messages import Ended, Row, Started
 from tracer.record.privacy import Hasher, Tokens, as_tokens
-from tracer.record.prompts import PromptEncoder
+from tracer.record.prompts import Part, PromptEncoder
 from tracer.record.states import TailIndex, chat_extends, chat_states
 from tracer.schema import BASE_BLOCK_TOKENS, ItlSummary
 from tracer.tokens import Tokenizer, media_kinds
@@ -40,6 +40,7 @@ class Pending(msgspec.Struct, kw_only=True):
     input_tail: bytes | None = None
     rest: Tokens | None = None  # tokens of the partial last block
     chat: bytes | None = None  # digest of all its messages
+    parts: list[Part] = []
     extends: list[bytes] = []
     session: bytes | None = None
     client: bytes | None = None
@@ -111,6 +112,7 @@ class RowBuilder:
             session=pending.session,
             leaves=self._leaves(pending, answer, output_hashes, output_tail, facts),
             extends=pending.extends,
+            parts=pending.parts,
             body=pending.body,
         )
 
@@ -132,7 +134,7 @@ class RowBuilder:
         prompts = self._by_model.get(body.model or "", self._prompts)
         pending.tokenizer = prompts.tokenizer
         if endpoint != COMPLETIONS:
-            tokens, digests = prompts.chat(body)
+            tokens, digests, pending.parts = prompts.chat(body)
             pending.chat, pending.extends = chat_extends(self._hasher, body.messages or [], digests)
         else:
             found = prompts.raw(body)

@@ -105,10 +105,12 @@ LINKS = {"request_id", "arrival_ns", "client_id", "session_id", "turn", "parent_
 
 def assert_same_row(imported: dict[str, Any], live: Row, *, unknown: set[str] = frozenset()) -> None:
     """All columns but the links, and those that the format cannot know, which must be null."""
-    skipped = LINKS | {"input_blocks", "input_tail_id", "output_blocks", "upstream"}
+    skipped = LINKS | {"input_blocks", "input_tail_id", "output_blocks", "segments", "upstream"}
     seen = {name: value for name, value in imported.items() if value is not None and name not in skipped}
     want = {name: value for name, value in live.row.items() if name not in skipped | unknown}
     assert seen == want
+    parts = [(one["role"], one["kind"], one["tokens"]) for one in imported["segments"] or []]
+    assert parts == [(role, kind, tokens) for role, kind, tokens, _ in live.parts]
     assert len(imported["input_blocks"] or []) == len(live.input_hashes) // 8
     assert (imported["input_tail_id"] is not None) == bool(live.input_tail)
     assert len(imported["output_blocks"] or []) == len(live.output_hashes) // 8

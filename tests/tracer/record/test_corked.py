@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tracer.record.corked import CorkedWriter, corked
+from tracer.record.corked import corked
 
 
 async def exchange(act: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> list[bytes]:
