@@ -78,8 +78,8 @@ def import_(
         str | None,
         typer.Option(
             "--format",
-            help="mooncake, azure; or a capture: mitm, har, litellm, langfuse, otel, sglang, goreplay, gateway_csv, "
-            "openai_jsonl. Found out by itself if left out.",
+            help="mooncake, azure, weka, ragpulse; or a capture: mitm, har, litellm, langfuse, otel, sglang, goreplay, "
+            "gateway_csv, openai_jsonl. Found out by itself if left out.",
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row instead of setting it aside.")] = False,
@@ -97,7 +97,7 @@ def import_(
 def export(
     trace: TRACE,
     out_path: OUT,
-    target_format: Annotated[str, typer.Option("--format", help="mooncake or azure.")],
+    target_format: Annotated[str, typer.Option("--format", help="mooncake, azure, weka or ragpulse.")],
 ) -> None:
     """Write a trace in a public format."""
     from tracer.importing import export_trace
