@@ -249,7 +249,7 @@ def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
     import_trace(source, tmp_path / "m.parquet")
 
     with pytest.raises(TraceError, match="wanted mooncake or azure"):
-        export_trace(tmp_path / "m.parquet", tmp_path / "x", "bailian")
+        export_trace(tmp_path / "m.parquet", tmp_path / "x", "nosuch")
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.jsonl", "m.parquet"]
 
