@@ -15,12 +15,12 @@ import msgspec
 
 from tracer.analysis.arrivals import time_grid_ns
 from tracer.errors import TraceError
-from tracer.formats import BadRow, Detected, Format, azure, bailian, mooncake, ragpulse, source_extra, weka
+from tracer.formats import BadRow, Detected, Format, azure, bailian, burstgpt, mooncake, ragpulse, source_extra, weka
 from tracer.formats.ids import FirstSeen
 from tracer.schema import Footer, HashScheme, Request
 from tracer.tracefile import TraceWriter, iter_requests, read_footer
 
-FORMATS: dict[str, Format] = {module.NAME: module for module in (mooncake, azure, weka, ragpulse, bailian)}
+FORMATS: dict[str, Format] = {module.NAME: module for module in (mooncake, azure, weka, ragpulse, bailian, burstgpt)}
 HEAD_BYTES = 65_536
 SORT_RUN_ROWS = 100_000
 PROGRESS_ROWS = 2_000
