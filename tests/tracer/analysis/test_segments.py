@@ -11,7 +11,9 @@ def table(*requests: list[tuple[int, int]] | None) -> pa.Table:
     """Each request as (content id, tokens) pairs."""
     rows = []
     for number, parts in enumerate(requests):
-        segments = parts and [{"role": "user", "kind": "passage", "tokens": n, "content_id": c} for c, n in parts]
+        segments = (
+            None if parts is None else [{"role": "user", "kind": "passage", "tokens": n, "content_id": c} for c, n in parts]
+        )
         rows.append({"request_id": number, "arrival_ns": number, "segments": segments})
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 

@@ -34,7 +34,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def parsed(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def test_links_become_parents_and_sessions() -> None:

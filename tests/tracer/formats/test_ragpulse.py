@@ -93,8 +93,9 @@ def sources(draw: st.DrawFn) -> list[dict[str, Any]]:
     rows = []
     for _ in range(draw(st.integers(1, 10))):
         components = draw(st.fixed_dictionaries({}, optional=dict.fromkeys(ragpulse.COMPONENTS, ids)))
-        one = {"timestamp": draw(stamps), "input_length": draw(st.integers(0, 99)), "output_length": draw(st.integers(0, 9))}
-        one |= {"hash_ids": components, "session_id": draw(st.sampled_from(["a", "b", ""]))}
+        one: dict[str, Any] = {"timestamp": draw(stamps), "input_length": draw(st.integers(0, 99))}
+        one |= {"output_length": draw(st.integers(0, 9)), "hash_ids": components}
+        one["session_id"] = draw(st.sampled_from(["a", "b", ""]))
         rows.append(one | draw(st.dictionaries(st.just("more"), st.integers(), max_size=1)))
     return rows
 

@@ -107,7 +107,12 @@ def sessions(draw: st.DrawFn) -> dict[str, Any]:
         ids = st.lists(st.integers(1, 6) | st.integers(0, 2**62), min_size=asked // 64, max_size=asked // 64)
         row = {"t": draw(numbers), "type": draw(st.sampled_from(["n", "s"])), "in": asked, "out": draw(st.integers(0, 9))}
         row |= {"hash_ids": draw(ids)}
-        more = {"api_time": numbers, "ttft": numbers, "stop": st.sampled_from(["", "end_turn", None]), "model": st.just("m")}
+        more: dict[str, st.SearchStrategy[Any]] = {
+            "api_time": numbers,
+            "ttft": numbers,
+            "stop": st.sampled_from(["", "end_turn", None]),
+            "model": st.just("m"),
+        }
         more |= {"think_time": numbers, "input_types": st.just(["text"])}
         return row | draw(st.fixed_dictionaries({}, optional=more))
 
