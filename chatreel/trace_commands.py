@@ -47,9 +47,12 @@ def merge(
     out_path: OUT,
 ) -> None:
     """Several traces at once, sharing nothing between them; or slices of one trace, put together again."""
-    from tracer.surgery.merging import merge_traces
+    from tracer.surgery.merging import MIXED, merge_traces
+    from tracer.tracefile import read_footer
 
-    typer.echo(f"{merge_traces(traces, out_path):,} requests -> {out_path}", err=True)
+    count = merge_traces(traces, out_path)
+    how = "side by side, no ids in common" if read_footer(out_path).source_format == MIXED else "slices of one trace, joined"
+    typer.echo(f"{count:,} requests -> {out_path} ({how})", err=True)
 
 
 def thin(

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -10,10 +11,11 @@ import numpy as np
 
 from tracer.errors import TraceError
 from tracer.formats import source_extra
-from tracer.schema import Footer, Request
-from tracer.surgery.slicing import OUTSIDE, REFERRING, SliceOf, refuse_same, slice_of
-from tracer.tracefile import TraceWriter, iter_requests, read_footer, read_table
+from tracer.schema import Footer, HashScheme, Request
+from tracer.surgery.slicing import NUMBER, OUTSIDE, REFERRING, SliceOf, number_in_whole, refuse_same, slice_of
+from tracer.tracefile import TraceWriter, count_requests, iter_requests, read_footer, read_table
 
+MIXED = "merged"  # the source format of traces that were not slices of one
 _BLOCK_COLUMNS = ("input_blocks", "output_blocks")
 _ID_COLUMNS = ("client_id", "session_id", "group_id")
 
@@ -46,45 +48,53 @@ def merge_traces(paths: Sequence[Path], out_path: Path) -> int:
 
 def _join(slices: list[SliceOf], paths: Sequence[Path], footers: list[Footer], out_path: Path) -> int:
     """Slices of one trace: rows at their times in the whole, numbered anew; references across the cuts come back."""
-    in_order = sorted(zip(slices, paths, strict=True), key=lambda pair: (pair[0].start_ns, pair[0].first_request or 0))
-    slices, paths = [one for one, _ in in_order], [path for _, path in in_order]
-    zero_ns = slices[0].start_ns
-    known = [one.first_request for one in slices]
-    whole_numbers = None if None in known else known
-    parts = [_stream(path, number, one.start_ns - zero_ns) for number, (one, path) in enumerate(zip(slices, paths, strict=True))]
-    new_of: list[dict[int, int]] = [{} for _ in slices]  # by number in the slice
-    of_whole: dict[int, int] = {}
-    within = msgspec.structs.replace(slices[0], start_ns=zero_ns, first_request=None)
-    if whole_numbers is not None:
-        within = msgspec.structs.replace(within, first_request=min(one for one in whole_numbers if one is not None))
-    is_whole = zero_ns == 0 and within.first_request == 0
+    counts = [count_requests(path) for path in paths]
+    is_whole = sum(counts) == slices[0].requests  # no request is there twice, or the loop below raises
+    zero_ns = 0 if is_whole else min(one.start_ns for one in slices)
+    first = _first_of_span(slices, counts)
     notes = {name: text for name, text in footers[0].notes.items() if name != "slice_of"}
     if not is_whole:
+        within = msgspec.structs.replace(slices[0], start_ns=zero_ns, first_request=first)
         notes["slice_of"] = msgspec.json.encode(within).decode()
-    epoch_ns = None if within.epoch_ns is None else within.epoch_ns + zero_ns
+    epoch_ns = None if slices[0].epoch_ns is None else slices[0].epoch_ns + zero_ns
+    parts = [
+        _of_slice(path, number, one, one.start_ns - zero_ns) for number, (one, path) in enumerate(zip(slices, paths, strict=True))
+    ]
+    new_of: list[dict[int, int]] = [{} for _ in slices]  # by number in the slice
+    of_whole: dict[int, int] = {}
     with TraceWriter(out_path, replace(footers[0], epoch_ns=epoch_ns, notes=notes)) as writer:
-        for count, (arrival_ns, part, row) in enumerate(heapq.merge(*parts, key=lambda one: one[:2])):
-            own = row["request_id"]
-            new_of[part][own] = count
-            first = slices[part].first_request
-            if first is not None:
-                if of_whole.setdefault(first + own, count) != count:
-                    raise TraceError("slices overlap", path=str(paths[part]), seen=f"request {first + own} of the whole twice")
+        for count, (arrival_ns, number, part, row) in enumerate(heapq.merge(*parts, key=lambda one: one[:2])):
+            if of_whole.setdefault(number, count) != count:
+                raise TraceError("slices overlap", path=str(paths[part]), seen=f"request {number} of the whole twice")
+            new_of[part][row["request_id"]] = count
             _relink(row, new_of[part])
-            _restore(row, of_whole)
+            _restore(row, of_whole, number if not is_whole and first is None else None)
             row["request_id"], row["arrival_ns"] = count, arrival_ns
             writer.write(row)
     return writer.rows_written
 
 
-def _restore(row: Request, of_whole: dict[int, int]) -> None:
-    """References that a slice had to set aside, where what they name is here now."""
-    extra = source_extra(row)
-    outside = extra.pop(OUTSIDE, None)
-    if outside is None:
-        return
+def _first_of_span(slices: list[SliceOf], counts: list[int]) -> int | None:
+    """The number in the whole that slices which follow each other begin with; None where there are gaps."""
+    spans = sorted((one.first_request, count) for one, count in zip(slices, counts, strict=True) if one.first_request is not None)
+    follows = all(before + count == after for (before, count), (after, _) in pairwise(spans))
+    return spans[0][0] if follows and len(spans) == len(slices) else None
+
+
+def _of_slice(path: Path, part: int, within: SliceOf, later_ns: int) -> Iterator[tuple[int, int, int, Request]]:
+    """(arrival since the common zero, number in the whole, which slice, row)"""
+    return ((row["arrival_ns"] + later_ns, number_in_whole(row, within), part, row) for row in iter_requests(path))
+
+
+def _restore(row: Request, of_whole: dict[int, int], number: int | None) -> None:
+    """References that a slice had to set aside, where what they name is here now.
+
+    `number`: the row's in the whole, if it still needs it.
+    """
+    before = source_extra(row)
+    extra = {name: value for name, value in before.items() if name not in (OUTSIDE, NUMBER)}
     left = {}
-    for name, other in outside.items():
+    for name, other in before.get(OUTSIDE, {}).items():
         found = [of_whole.get(one) for one in other] if name == "wait_for" else of_whole.get(other)
         if found is None or (isinstance(found, list) and None in found):
             left[name] = other
@@ -92,7 +102,10 @@ def _restore(row: Request, of_whole: dict[int, int]) -> None:
             row[name] = found  # type: ignore[literal-required]
     if left:
         extra[OUTSIDE] = left
-    row["source_extra"] = msgspec.json.encode(extra).decode() if extra else None
+    if number is not None:
+        extra[NUMBER] = number
+    if extra != before:
+        row["source_extra"] = msgspec.json.encode(extra).decode() if extra else None
 
 
 @dataclass(slots=True)
@@ -115,14 +128,19 @@ def _mix(paths: Sequence[Path], footers: list[Footer], out_path: Path) -> int:
     for footer in footers:
         for name, lost in footer.losses.items():
             losses[name] = losses.get(name, 0) + lost
-    grids = {footer.time_grid_ns for footer in footers}
     footer = Footer(
         producer=footers[0].producer,
-        source_format="merged",
+        source_format=MIXED,
         block_tokens=footers[0].block_tokens,
         time_unit_ns=min(footer.time_unit_ns for footer in footers),
-        time_grid_ns=grids.pop() if len(grids) == 1 else None,
-        hashes=replace(footers[0].hashes, key_id=None),
+        time_grid_ns=_common([footer.time_grid_ns for footer in footers]),
+        tail_rule=_common([footer.tail_rule for footer in footers]),
+        hashes=HashScheme(
+            tokenizer=_common([footer.hashes.tokenizer for footer in footers]),
+            template=_common([footer.hashes.template for footer in footers]),
+            chained=all(footer.hashes.chained for footer in footers),
+            scope="local" if any(footer.hashes.scope == "local" for footer in footers) else "global",
+        ),
         losses=losses,
         notes={"merged": str(len(paths))},
     )
@@ -137,9 +155,14 @@ def _mix(paths: Sequence[Path], footers: list[Footer], out_path: Path) -> int:
     return writer.rows_written
 
 
-def _stream(path: Path, number: int, later_ns: int = 0) -> Iterator[tuple[int, int, Request]]:
+def _common[Value](values: Sequence[Value | None]) -> Value | None:
+    """What all of them say, if they agree."""
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _stream(path: Path, number: int) -> Iterator[tuple[int, int, Request]]:
     """(arrival since the common zero, which trace, row)"""
-    return ((row["arrival_ns"] + later_ns, number, row) for row in iter_requests(path))
+    return ((row["arrival_ns"], number, row) for row in iter_requests(path))
 
 
 def _highest_ids(path: Path) -> dict[str, int]:

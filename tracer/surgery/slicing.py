@@ -1,11 +1,13 @@
 """Part of a trace: a span of time, some sessions or models, or the first requests.
 
 Ids stay those of the whole (blocks, sessions, contents), so that slices can be put together again. Only request numbers
-count anew; a reference to a request outside the slice is null, and `source_extra` keeps it for the merge.
+count anew; a reference to a request outside the slice is null, and `source_extra` keeps it for the merge. There too stands a
+row's number in the whole, where a slice has gaps.
 """
 
 import hashlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,16 @@ from tracer.tracefile import TraceWriter, count_requests, iter_requests, read_fo
 Keep = Callable[[Request], bool]
 REFERRING = ("parent_request_id", "retry_of")
 OUTSIDE = "outside_slice"  # in source_extra: references as in the whole trace
+NUMBER = "request_of_whole"  # in source_extra, where requests before it are left out
 
 
 class SliceOf(msgspec.Struct, frozen=True, kw_only=True):
     """In a footer's notes under `slice_of`: where a slice stands in the trace that it is of."""
 
     trace: str  # names the whole, so that slices of one trace know each other
+    requests: int  # of the whole
     start_ns: int  # of the slice's zero, since the whole's
-    first_request: int | None  # in the whole; None where requests between the first and the last were left out
+    first_request: int | None  # in the whole; None where requests in between were left out: then each row says its own number
     epoch_ns: int | None  # of the whole
 
 
@@ -61,25 +65,29 @@ def refuse_same(path: Path, out_path: Path) -> None:
         raise TraceError("source and result are the same file", path=str(path), next_step="Choose another -o path")
 
 
+def number_in_whole(row: Request, within: SliceOf) -> int:
+    own = row["request_id"]
+    return int(source_extra(row)[NUMBER]) if within.first_request is None else within.first_request + own
+
+
 def _write(path: Path, out_path: Path, is_wanted: Keep, from_ns: int, *, is_span: bool) -> int:
     refuse_same(path, out_path)
     footer = read_footer(path)
-    first = next(
-        (row["request_id"] for row in iter_requests(path, ["request_id", "arrival_ns"]) if is_span and is_wanted(row)), 0
-    )
-    outer = slice_of(footer) or SliceOf(trace=_identity(path, footer), start_ns=0, first_request=0, epoch_ns=footer.epoch_ns)
-    is_whole = is_span and outer.first_request is not None
-    within = msgspec.structs.replace(
-        outer, start_ns=outer.start_ns + from_ns, first_request=(outer.first_request or 0) + first if is_whole else None
-    )
+    outer = slice_of(footer) or _the_whole(path, footer)
+    first = None
+    if is_span and outer.first_request is not None:
+        first = next((outer.first_request + row["request_id"] for row in _numbers(path) if is_wanted(row)), None)
+    within = msgspec.structs.replace(outer, start_ns=outer.start_ns + from_ns, first_request=first)
     epoch_ns = None if footer.epoch_ns is None else footer.epoch_ns + from_ns
     notes = footer.notes | {"slice_of": msgspec.json.encode(within).decode()}
     number_of: dict[int, int] = {}
+    whole_of = array("q")
     with TraceWriter(out_path, replace(footer, epoch_ns=epoch_ns, notes=notes)) as writer:
         for row in iter_requests(path):
+            whole_of.append(number_in_whole(row, outer))
             if is_wanted(row):
                 number_of[row["request_id"]] = len(number_of)
-                _cut(row, number_of, outer.first_request)
+                _cut(row, number_of, whole_of, marked=first is None)
                 row["arrival_ns"] -= from_ns
                 writer.write(row)
         if not number_of:
@@ -89,25 +97,35 @@ def _write(path: Path, out_path: Path, is_wanted: Keep, from_ns: int, *, is_span
     return writer.rows_written
 
 
-def _identity(path: Path, footer: Footer) -> str:
-    """Names a trace by what its footer says and how many rows it has."""
-    return hashlib.sha256(footer.to_json() + str(count_requests(path)).encode()).hexdigest()[:16]
+def _numbers(path: Path) -> Iterator[Request]:
+    return iter_requests(path, ["request_id", "arrival_ns"])
 
 
-def _cut(row: Request, number_of: dict[int, int], outer_first: int | None) -> None:
-    """The row under its new number, references to requests that are not there set aside."""
-    row["request_id"] = number_of[row["request_id"]]
+def _the_whole(path: Path, footer: Footer) -> SliceOf:
+    """Named by what its footer says and how many rows it has."""
+    count = count_requests(path)
+    name = hashlib.sha256(footer.to_json() + str(count).encode()).hexdigest()[:16]
+    return SliceOf(trace=name, requests=count, start_ns=0, first_request=0, epoch_ns=footer.epoch_ns)
+
+
+def _cut(row: Request, number_of: dict[int, int], whole_of: Sequence[int], *, marked: bool) -> None:
+    """The row under its new number, references to requests that are not there set aside. Both maps: by number in the source."""
+    extra = source_extra(row)
     outside: dict[str, Any] = {}
+    if marked:
+        extra[NUMBER] = whole_of[row["request_id"]]
+    row["request_id"] = number_of[row["request_id"]]
     for name in REFERRING:
         other = row.get(name)
         if isinstance(other, int):
             row[name] = number_of.get(other)  # type: ignore[literal-required]
             if other not in number_of:
-                outside[name] = other + (outer_first or 0)
+                outside[name] = whole_of[other]
     if (waits := row.get("wait_for")) is not None:
         row["wait_for"] = inside = [number_of[one] for one in waits if one in number_of]
         if len(inside) < len(waits):
-            outside["wait_for"] = [one + (outer_first or 0) for one in waits]
-    if outside and outer_first is not None:
-        extra = source_extra(row)
-        row["source_extra"] = msgspec.json.encode({**extra, OUTSIDE: {**outside, **extra.get(OUTSIDE, {})}}).decode()
+            outside["wait_for"] = [whole_of[one] for one in waits]
+    if outside:
+        extra[OUTSIDE] = {**outside, **extra.get(OUTSIDE, {})}
+    if outside or marked:
+        row["source_extra"] = msgspec.json.encode(extra).decode()
