@@ -1,8 +1,10 @@
 """Where conversations stop sharing a prefix although they could go on, why, and what that costs. Pure.
 
-A request is held against its previous turn, or, as the first turn of a session, against the last first turn with the same
-shape (model, set of tools, length of the system prompt). What it could share is the previous prompt and the answer to it;
-what an endless cache finds less than that is lost. Losses below two blocks are rounding, not breaks.
+A request is held against its previous turn. Sessions told by equal beginnings end where a prompt breaks, so the first turn of
+a session is looked for by its history too: messages that only one earlier conversation had. If there is none, it is held
+against the last first turn with the same shape (model, set of tools, length of the system prompt). What a request could share
+is the previous prompt and the answer to it; what an endless cache finds less than that is lost. Losses below two blocks are
+rounding, not breaks.
 
 Causes are read from `segments` where the trace has them. Without them only the pattern of depths is left, and said so.
 """
@@ -42,6 +44,7 @@ COLUMNS = [
 MIN_LOST_BLOCKS = 2
 COMPACTED = 0.9  # of the previous prompt's length: prompts do not shrink by themselves
 VOLATILE_SHARE = 0.5  # of a shape's first turns that have a system prompt of their own
+MAX_REPAIRED_CAUSES = 6
 MAX_REPAIRED_REFERENCES = 5_000_000  # repairing goes block by block
 WHY = {
     "volatile_system_prompt": "the system prompt changes from request to request (a clock, an id): move that part to the end",
@@ -63,7 +66,7 @@ class BreakCause(msgspec.Struct, frozen=True, kw_only=True):
     share_of_prompt_tokens: float
     depth_tokens_p50: int  # where sharing ends
     example_request: int
-    evidence: str  # segments | block depths
+    evidence: str  # segments | block depths | model names
     hit_rate_if_fixed: float  # endless memory
     hit_rate_if_fixed_at: dict[str, float]  # KV tokens -> hit rate; empty for a trace too large to repair
 
@@ -95,7 +98,12 @@ class _Parts:
     tools: tuple[int, ...]
     messages: tuple[int, ...]
     head_tokens: int  # of system and tools
-    last_tokens: int  # of the last message: new, whatever was kept of the rest
+    sizes: tuple[int, ...]  # tokens of the messages
+
+    @property
+    def last_tokens(self) -> int:
+        """Of the last message: new, whatever was kept of the rest."""
+        return self.sizes[-1] if self.sizes else 0
 
 
 class _View:
@@ -117,22 +125,24 @@ class _View:
         lengths = pc.list_value_length(segments).fill_null(0).to_numpy(zero_copy_only=False)
         self._offsets = np.concatenate([[0], np.cumsum(lengths)]).tolist()
         flat = segments.flatten()
-        self._content = flat.field("content_id").to_numpy(zero_copy_only=False)
+        self._content = flat.field("content_id").to_pylist()
         self._kinds = flat.field("kind").to_pylist()
-        self._tokens = flat.field("tokens").fill_null(0).to_numpy(zero_copy_only=False)
+        self._tokens = flat.field("tokens").fill_null(0).to_pylist()
 
     def parts(self, request: int) -> _Parts | None:
         start, end = self._offsets[request], self._offsets[request + 1]
         if start == end:
             return None
         found: dict[str, list[int]] = {"system": [], "tools": [], "messages": []}
-        head = 0
+        head, sizes = 0, []
         for at in range(start, end):
             kind = self._kinds[at] if self._kinds[at] in found else "messages"
-            found[kind].append(int(self._content[at]))
-            head += int(self._tokens[at]) if kind != "messages" else 0
-        last = int(self._tokens[end - 1]) if found["messages"] else 0
-        return _Parts(tuple(found["system"]), tuple(found["tools"]), tuple(found["messages"]), head, last)
+            found[kind].append(self._content[at])
+            if kind == "messages":
+                sizes.append(self._tokens[at])
+            else:
+                head += self._tokens[at]
+        return _Parts(tuple(found["system"]), tuple(found["tools"]), tuple(found["messages"]), head, tuple(sizes))
 
     def path(self, request: int) -> NDArray[np.int32]:
         return np.concatenate([self.prompts[request], self.answers[request]])
@@ -143,7 +153,7 @@ def find_breaks(table: pa.Table, footer: Footer, sizes_tokens: Iterable[int] = (
     view = _View(table, footer)
     curve = hit_curve(touches_as_engine(table, footer, footer.block_tokens))
     sizes = list(sizes_tokens)
-    before = _before(view)
+    before = _by_history(view, _before(view))
     breaks = []
     for request in np.flatnonzero(before >= 0).tolist():
         one = _held_against(view, request, int(before[request]), int(curve.request_hits[request]))
@@ -154,14 +164,18 @@ def find_breaks(table: pa.Table, footer: Footer, sizes_tokens: Iterable[int] = (
     by_cause: dict[str, list[_Break]] = defaultdict(list)
     for one in breaks:
         by_cause[one.cause].append(one)
-    causes = [_priced(view, table, cause, found, curve, sizes) for cause, found in by_cause.items()]
+    by_loss = sorted(by_cause.items(), key=lambda one: -sum(each.lost for each in one[1]))
+    causes = [
+        _priced(view, table, cause, found, curve, sizes if place < MAX_REPAIRED_CAUSES else [], before)
+        for place, (cause, found) in enumerate(by_loss)
+    ]
     return PrefixBreaks(
         compared=int((before >= 0).sum()) + first.compared,
         broken=len(breaks),
         lost_tokens=sum(one.lost for one in breaks) * footer.block_tokens,
         hit_rate=curve.hit_rate_infinite,
         hit_rate_at=_rates(curve, sizes),
-        causes=sorted(causes, key=lambda one: -one.lost_tokens),
+        causes=causes,
     )
 
 
@@ -184,6 +198,58 @@ def _before(view: _View) -> Ints:
     return found
 
 
+def _by_history(view: _View, before: Ints) -> Ints:
+    """`before`, and for first turns the request whose messages they go on from, whatever stands above the messages.
+
+    The longest list of messages that a prompt begins with and that nothing has continued yet; else, as after a compaction, the
+    last request of the conversation that alone had one of the older messages.
+    """
+    found = before.copy()
+    names: dict[tuple[int, int], int] = {}  # (name of the messages above, message) -> name
+    ended: dict[int, list[int]] = defaultdict(list)  # name of all messages of a request -> requests, not continued
+    name_of: dict[int, int] = {}
+    conversation = np.arange(len(before))  # named by its first request
+    latest: dict[int, int] = {}  # conversation -> its last request
+    owner: dict[int, int] = {}  # message -> the only conversation that had it, or -1
+    for request in range(len(before)):
+        parts = view.parts(request)
+        if parts is None:
+            continue
+        path, above = [], -1
+        for content in parts.messages:
+            above = names.setdefault((above, content), len(names))
+            path.append(above)
+        if found[request] < 0 and view.agents[request] is None:
+            going_on = next((ended[name][-1] for name in path[-2::-1] if ended.get(name)), -1)
+            found[request] = going_on if going_on >= 0 else _owner_of(view, parts, owner, latest)
+        last = int(found[request])
+        if last >= 0:
+            conversation[request] = conversation[last]
+            if last in ended.get(name_of.get(last, -1), ()):
+                ended[name_of[last]].remove(last)
+        own = int(conversation[request])
+        latest[own] = request
+        if path:
+            name_of[request] = path[-1]
+            ended[path[-1]].append(request)
+        for content in parts.messages:
+            if owner.setdefault(content, own) != own:
+                owner[content] = -1
+    return found
+
+
+def _owner_of(view: _View, parts: _Parts, owner: dict[int, int], latest: dict[int, int]) -> int:
+    """The last request of the conversation that most of the older messages are from; -1: of none, or too little."""
+    tokens: Counter[int] = Counter()
+    for content, size in zip(parts.messages[:-1], parts.sizes[:-1], strict=True):
+        if (own := owner.get(content, -1)) >= 0:
+            tokens[own] += size
+    if not tokens:
+        return -1
+    own, size = tokens.most_common(1)[0]
+    return latest[own] if size >= MIN_LOST_BLOCKS * view.block_tokens else -1
+
+
 def _shared(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     """Length of the common beginning; chained ids differ for good once they differ."""
     size = min(len(a), len(b))
@@ -201,8 +267,10 @@ def _held_against(view: _View, request: int, before: int, hits: int) -> _Break |
         could = min(could, (int(view.tokens[request]) - parts.last_tokens) // view.block_tokens)
     cause = _cause(view, request, before, shared, parts, earlier)
     if cause in ("reasoning_stripped", "answer_rewritten"):
-        visible = max(int(view.outputs[before]) - int(view.reasoning[before]), 0)
-        could = min(could, (int(view.tokens[before]) + visible) // view.block_tokens)
+        kept = min(int(view.outputs[before]), _grown(view, request, before, parts, earlier))
+        if view.reasoning[before] > 0:
+            kept = int(view.outputs[before]) - int(view.reasoning[before])
+        could = min(could, (int(view.tokens[before]) + max(kept, 0)) // view.block_tokens)
     lost = could - max(shared, hits)
     return _Break(request, before, could, shared, lost, cause) if lost >= MIN_LOST_BLOCKS else None
 
@@ -212,7 +280,9 @@ def _cause(view: _View, request: int, before: int, shared: int, parts: _Parts | 
         return "model_switched"
     was, now = int(view.tokens[before]), int(view.tokens[request])
     if shared >= len(view.prompts[before]) - 1:  # the block in which the prompt ended takes tokens of the answer
-        return "reasoning_stripped" if view.reasoning[before] > 0 else "answer_rewritten"
+        missing = int(view.outputs[before]) - _grown(view, request, before, parts, earlier)
+        is_shorter = missing >= MIN_LOST_BLOCKS * view.block_tokens
+        return "reasoning_stripped" if view.reasoning[before] > 0 or is_shorter else "answer_rewritten"
     if parts is not None and earlier is not None:
         if parts.tools != earlier.tools:
             return "tools_reordered" if sorted(parts.tools) == sorted(earlier.tools) else "tools_changed"
@@ -228,6 +298,12 @@ def _cause(view: _View, request: int, before: int, shared: int, parts: _Parts | 
     if now < COMPACTED * was:
         return "history_compacted"
     return "history_rewritten"
+
+
+def _grown(view: _View, request: int, before: int, parts: _Parts | None, earlier: _Parts | None) -> int:
+    """Tokens that the prompt has more than the one before, less the messages after the answer where they are known."""
+    new = sum(parts.sizes[len(earlier.messages) + 1 :]) if parts is not None and earlier is not None else 0
+    return int(view.tokens[request]) - int(view.tokens[before]) - new
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +343,17 @@ def _first_turns(view: _View, before: Ints, hits: Ints) -> _FirstTurns:
     return _FirstTurns(compared, found)
 
 
-def _priced(view: _View, table: pa.Table, cause: str, breaks: list[_Break], curve: HitCurve, sizes: list[int]) -> BreakCause:
+def _priced(
+    view: _View, table: pa.Table, cause: str, breaks: list[_Break], curve: HitCurve, sizes: list[int], before: Ints
+) -> BreakCause:
     lost = sum(one.lost for one in breaks) * view.block_tokens
     prompts = max(curve.prompt_tokens, 1)
-    has_parts = any(view.parts(one.request) is not None for one in breaks[:10])
+    has_parts = all(view.parts(one.request) is not None for one in breaks[:10])
     at: dict[str, float] = {}
+    fixed = curve.hit_rate_infinite + lost / prompts
     if sizes and len(view.prompts.ids) + len(view.answers.ids) <= MAX_REPAIRED_REFERENCES:
-        at = _rates(_repaired(view, table, breaks), sizes)
+        repaired = _repaired(view, table, breaks, before)
+        at, fixed = _rates(repaired, sizes), repaired.hit_rate_infinite
     return BreakCause(
         cause=cause,
         requests=len(breaks),
@@ -281,19 +361,18 @@ def _priced(view: _View, table: pa.Table, cause: str, breaks: list[_Break], curv
         share_of_prompt_tokens=lost / prompts,
         depth_tokens_p50=int(np.median([one.shared for one in breaks])) * view.block_tokens,
         example_request=max(breaks, key=lambda one: one.lost).request,
-        evidence="segments" if has_parts or cause in ("model_switched", "reasoning_stripped") else "block depths",
-        hit_rate_if_fixed=curve.hit_rate_infinite + lost / prompts,
+        evidence="segments" if has_parts else "model names" if cause == "model_switched" else "block depths",
+        hit_rate_if_fixed=fixed,
         hit_rate_if_fixed_at=at,
     )
 
 
-def _repaired(view: _View, table: pa.Table, breaks: list[_Break]) -> HitCurve:
+def _repaired(view: _View, table: pa.Table, breaks: list[_Break], before: Ints) -> HitCurve:
     """The curve as if these requests had gone on from the ones before: they get those ones' ids as far as they could share.
 
     All below takes new names, so that ids stay chained; later turns follow, because names depend on the name above.
     """
     repair = {one.request: one for one in breaks}
-    before = _before(view)
     names: dict[tuple[int, int], int] = {}
     paths: list[list[int]] = []
     for request in range(len(view.prompts)):
@@ -329,7 +408,9 @@ def _repaired(view: _View, table: pa.Table, breaks: list[_Break]) -> HitCurve:
 def breaks_in_words(found: PrefixBreaks) -> list[str]:
     """Most costly first."""
     if not found.causes:
-        return [f"No prefix breaks in {found.compared:,} requests that had a turn to go on from."] if found.compared else []
+        if not found.compared:
+            return ["Prefix breaks: cannot be told, since no request of this trace is known to go on from another."]
+        return [f"No prefix breaks in {found.compared:,} requests that had a turn to go on from."]
     lines = [
         f"Prefix breaks: {found.broken:,} of {found.compared:,} requests stop sharing where they could go on; "
         f"{found.lost_tokens:,} prompt tokens are computed again."

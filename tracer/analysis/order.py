@@ -13,24 +13,34 @@ SURE = 0.9
 
 class LogOrder(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Literal["in order", "reversed", "shuffled", "cannot tell"]
-    pairs: int  # of a whole prompt and a longer one that begins with it
+    pairs: int  # of a whole prompt and the only one that goes on from it
     shorter_first: float | None  # share of the pairs in which the shorter one comes first
 
 
 def check_order(blocks: Blocks) -> LogOrder:
-    """From the prompts' blocks, in the log's order; ids must be chained."""
+    """From the prompts' blocks, in the log's order; ids must be chained.
+
+    Only prompts sent once that one other prompt goes on from count: what many continue (a template, a document) may be
+    asked for alone at any time.
+    """
     if not len(blocks.ids):
         return LogOrder(verdict="cannot tell", pairs=0, shorter_first=None)
-    last = np.flatnonzero(blocks.lengths > 0)
-    ends_at = np.full(int(blocks.ids.max()) + 1, -1, dtype=np.int64)
-    place = blocks.offsets[1:][last] - 1
-    ends_at[blocks.ids[place[::-1]]] = last[::-1]  # of equal prompts the first one
-    owner = np.repeat(np.arange(len(blocks)), blocks.lengths)
+    prompts = np.flatnonzero(blocks.lengths > 0)
+    place = blocks.offsets[1:][prompts] - 1
+    size = int(blocks.ids.max()) + 1
+    ends_at = np.full(size, -1, dtype=np.int64)
+    ends_at[blocks.ids[place]] = prompts
     shorter = ends_at[blocks.ids]
-    is_inner = shorter >= 0
-    is_inner[place] = False
-    first = int((shorter[is_inner] < owner[is_inner]).sum())
-    pairs = int(is_inner.sum())
+    shorter[place] = -1
+    inner = np.flatnonzero(shorter >= 0)
+    owner = np.repeat(np.arange(len(blocks)), blocks.lengths)[inner]
+    is_deepest = np.append(owner[1:] != owner[:-1], True)[: len(owner)]
+    shorter, longer = shorter[inner][is_deepest], owner[is_deepest]
+    sent = np.bincount(blocks.ids[place], minlength=size)[blocks.ids[blocks.offsets[shorter + 1] - 1]]
+    continued = np.bincount(shorter, minlength=len(blocks))[shorter]
+    counts = (sent == 1) & (continued == 1)
+    first = int((shorter < longer)[counts].sum())
+    pairs = int(counts.sum())
     share = first / pairs if pairs else None
     if share is None or pairs < ENOUGH_PAIRS:
         return LogOrder(verdict="cannot tell", pairs=pairs, shorter_first=share)
