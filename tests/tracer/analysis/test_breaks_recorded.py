@@ -1,10 +1,10 @@
 """Planted prefix breaks in traffic as clients send it, with nothing that names a conversation, are found all the same."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tracer.analysis.breaks import find_breaks
@@ -17,13 +17,13 @@ WORDS = "the a of red blue stone river house tree under over walks sings cold wa
 Entry = dict[str, Any]
 
 
-def text(source: random.Random, words: int) -> str:
-    return " ".join(source.choice(WORDS) for _ in range(words))
+def text(source: np.random.Generator, words: int) -> str:
+    return " ".join(source.choice(WORDS, words).tolist())
 
 
 def log(path: Path, kind: str) -> Path:
     """Conversations side by side, one request a second, answered within the second."""
-    source = random.Random(5)
+    source = np.random.default_rng(5)
     system = text(source, 300)
     tools = [
         {"type": "function", "function": {"name": f"tool{k}", "description": text(source, 120), "parameters": {"type": "object"}}}
