@@ -157,8 +157,8 @@ def as_llmtrafficlens(touches: Touches, sizes: list[int]) -> list[float]:
     return rates
 
 
-def ours(path: str, sizes: list[int]) -> None:
-    """In a process of its own: import and analysis apart, then our hits the peers' way, timed apart as well."""
+def ours(path: str, sizes: list[int], others: tuple[str, ...]) -> None:
+    """In a process of its own: import and analysis apart. `others`: policies beside LRU."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.parquet"
         marks = [time.perf_counter()]
@@ -169,7 +169,7 @@ def ours(path: str, sizes: list[int]) -> None:
         curve = hit_curve(touches)
         rates = {"lru": [curve.hits_at(size) for size in sizes]}
         marks.append(time.perf_counter())
-        for policy in ("fifo", "optimal"):
+        for policy in others:
             rates[policy] = policy_hits(touches, policy, sizes)
         marks.append(time.perf_counter())
     print(
@@ -231,6 +231,7 @@ def compare(name: str, path: Path, peers_python: str, rounds: int) -> None:
     own = [sys.executable, __file__, "--child"]
     commands = {
         "chatreel": [*own, "ours", str(path), json.dumps(sizes)],
+        "chatreel, LRU": [*own, "ours-lru", str(path), json.dumps(sizes)],
         "kvcache-simulator": [peers_python, "-c", KVCACHE_SIMULATOR, str(path), str(BLOCK_TOKENS), MODEL, json.dumps(gib)],
         "llmtrafficlens": [peers_python, "-c", LLMTRAFFICLENS, str(path), str(BLOCK_TOKENS), json.dumps(sizes)],
         "as kvcache-simulator": [*own, "kvcache", str(path), json.dumps(sizes)],
@@ -266,11 +267,14 @@ def print_times(name: str, seen: dict[str, list[dict]]) -> None:
         f"{ratio('kvcache-simulator', 'compute')}, C++ {ratio('kvcache-simulator', 'core', own_key='compute')} | "
         f"{middle('kvcache-simulator', 'whole'):.2f} s | {ratio('kvcache-simulator', 'whole')} |"
     )
-    print(f"| chatreel: LRU at all | as above | {middle('chatreel', 'lru'):.3f} s | | as above | |")
+    print(
+        f"| chatreel: LRU at all | as above | {middle('chatreel, LRU', 'lru'):.3f} s | | "
+        f"{middle('chatreel, LRU', 'whole'):.2f} s | |"
+    )
     print(
         f"| llmtrafficlens: LRU at 7 and endless | {middle('llmtrafficlens', 'read'):.3f} s | "
-        f"{middle('llmtrafficlens', 'compute'):.3f} s | {ratio('llmtrafficlens', 'compute', own_key='lru')} | "
-        f"{middle('llmtrafficlens', 'whole'):.2f} s | {ratio('llmtrafficlens', 'whole')} |"
+        f"{middle('llmtrafficlens', 'compute'):.3f} s | {ratio('llmtrafficlens', 'compute', 'chatreel, LRU', 'lru')} | "
+        f"{middle('llmtrafficlens', 'whole'):.2f} s | {ratio('llmtrafficlens', 'whole', 'chatreel, LRU')} |"
     )
     for peer in ("kvcache-simulator", "llmtrafficlens"):
         own = f"as {peer}"
@@ -313,7 +317,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         what, path, sizes = options.child
-        ours(path, json.loads(sizes)) if what == "ours" else theirs(path, json.loads(sizes), what)
+        match what:
+            case "ours":
+                ours(path, json.loads(sizes), ("fifo", "optimal"))
+            case "ours-lru":
+                ours(path, json.loads(sizes), ())
+            case peer:
+                theirs(path, json.loads(sizes), peer)
         return
     with tempfile.TemporaryDirectory() as folder:
         converted = Path(folder) / "weka.jsonl"
