@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tracer.analysis.distances import reuse_segments
 from tracer.analysis.groups import sharing_groups
+from tracer.analysis.policies import EvictionPoint, eviction
 from tracer.analysis.reuse import HitCurve, Touches, hit_curve, prompt_tokens, touches_as_engine
 from tracer.blocks import Blocks
 from tracer.schema import Footer
@@ -112,6 +113,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     marginal: list[MarginalPoint]
     causes: Causes
     demand: Demand
+    eviction: list[EvictionPoint]
 
 
 def describe(table: pa.Table, footer: Footer, kv_bytes_per_token: float | None = None) -> Memory:
@@ -129,6 +131,7 @@ def describe(table: pa.Table, footer: Footer, kv_bytes_per_token: float | None =
         reuse_distance=reuse_distance(curve),
         marginal=marginal_value(curve, kv_bytes_per_token),
         causes=hits_by_cause(touches, runs, curve, global_units, session),
+        eviction=eviction(touches, curve),
         demand=demand(
             runs,
             touches.unit_tokens,

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from tracer.analysis.kv import Budget, KvFit
 from tracer.analysis.memory import CausePoint, Demand, Memory, ReuseTime
+from tracer.analysis.policies import EvictionPoint
 from tracer.analysis.routing import Routing
 
 
@@ -18,6 +19,8 @@ def memory_in_words(memory: Memory | None, kv: KvFit | None, routing: Sequence[R
     if memory.reuse_time is not None:
         lines.append(f"Kept for {duration(memory.reuse_time.p90_s)} after each use, blocks give 90 % of the possible hits.")
     lines.append(_demand_in_words(memory.demand, kv))
+    if memory.eviction:
+        lines.append(_eviction_in_words(memory.eviction))
     if memory.causes.cold:
         lines.append(_causes_in_words(memory.causes.cold[-1], memory.causes.sessions_known))
     return lines + (_routing_in_words(routing, kv) if routing else [])
@@ -54,6 +57,15 @@ def _demand_in_words(demand: Demand, kv: KvFit | None) -> str:
     if kv is not None and demand.running_mean_tokens > kv.budget.kv_tokens:
         return f"{line}: more than one replica has, before anything is cached."
     return f"{line}; only what they leave is cache."
+
+
+def _eviction_in_words(points: Sequence[EvictionPoint]) -> str:
+    """Where better eviction would win most."""
+    one = max(points, key=lambda point: point.optimal - point.lru)
+    return (
+        f"With {tokens(one.cache_tokens)} tokens LRU serves {one.lru:.1%}, the best eviction there can be {one.optimal:.1%}, "
+        f"FIFO {one.fifo:.1%}."
+    )
 
 
 def _causes_in_words(last: CausePoint, sessions_known: bool) -> str:

@@ -19,6 +19,12 @@ _FORMULAS = (
         "Global prefix: blocks that at least 5 % of the requests have. Own session: beyond it, and the same conversation "
         "touched it before. Sharing group: beyond it, and only other conversations did.",
     ),
+    (
+        "Eviction",
+        "FIFO: the block that came in first goes first. The best there can be (Belady, 1966): the blocks needed next stay. "
+        "Simulated at the sizes where LRU gives 25, 50, 75 and 90 % of the possible hits, and at "
+        "a quarter and half of the smallest.",
+    ),
     ("Warm", "the first fifth of the requests fills the cache, but is not counted."),
     (
         "Time since last use",

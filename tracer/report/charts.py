@@ -150,6 +150,11 @@ def _hit(engine: EngineSharing, found: Analysis, budget: Budget | None) -> Chart
         warm = f"without the first {found.memory.causes.warm_up_share:.0%}, which fill the cache"
         legend[warm] = ORANGE
         rows += [{"what": warm, "x": one.cache_tokens, "y": one.hit_rate} for one in found.memory.causes.warm]
+    if found.memory and found.memory.eviction:
+        legend |= {"with the best eviction there can be": GREEN, "with FIFO": GREY}
+        for one in found.memory.eviction:
+            rows.append({"what": "with the best eviction there can be", "x": one.cache_tokens, "y": one.optimal})
+            rows.append({"what": "with FIFO", "x": one.cache_tokens, "y": one.fifo})
     x, y = _sizes_x(rows, budget), _share_y("share of prompt tokens", max(row["y"] for row in rows))
     dashed, tips = {*legend} - {"all requests"}, _tips("KV tokens", "hit rate", ".1%")
     return _with_budget(_lines(rows, legend, x, y, tips, dashed=dashed, width=WIDTH), budget, rows)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.analysis.policies import policy_hits, request_hits
+from tracer.analysis.policies import eviction, policy_hits, request_hits
 from tracer.analysis.reuse import Touches, hit_curve
 from tracer.blocks import Blocks, DenseIds
 from tracer.errors import TraceError
@@ -186,3 +186,13 @@ def test_fifo_on_the_mooncake_head_equals_a_plain_queue_and_optimal_is_above_lru
         (1_000, 20_000, curve.unique), policy_hits(seen, "optimal", [1_000, 20_000, curve.unique]), strict=True
     ):
         assert curve.hits_at(size) <= best <= curve.hits_infinite
+
+
+@given(chained(14, 6, 3))
+@settings(max_examples=60, deadline=None)
+def test_eviction_points_lie_in_order_and_lru_is_the_curve(touches: Touches) -> None:
+    curve = hit_curve(touches)
+
+    for one in eviction(touches, curve):
+        assert one.fifo <= one.optimal + 1e-12 and one.lru <= one.optimal + 1e-12
+        assert one.lru == curve.hit_rate_at(one.cache_tokens // touches.unit_tokens)
