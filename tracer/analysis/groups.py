@@ -58,8 +58,9 @@ def _visits(ids: NDArray[np.int32], visitor: Ints) -> Ints:
     """How many different visitors each id has."""
     if not len(ids):
         return np.zeros(0, dtype=np.int64)
-    pairs = np.unique(ids.astype(np.int64) << 32 | visitor)
-    return np.bincount(pairs >> 32)
+    pairs = ids.astype(np.int64) << 32 | visitor
+    pairs.sort()  # np.unique hashes integers, which takes several times as long on so many
+    return np.bincount(pairs[np.append(True, pairs[1:] != pairs[:-1])] >> 32)
 
 
 def _joined(keys: Ints, session_ids: Ints) -> Ints:

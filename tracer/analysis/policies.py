@@ -41,7 +41,10 @@ class EvictionPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def eviction(touches: Touches, curve: HitCurve) -> list[EvictionPoint]:
-    """At the sizes where LRU gives `SHARES_OF_POSSIBLE_HITS`, a quarter and half of the first too. Empty where nothing is hit, or a trace has too many runs."""
+    """At the sizes where LRU gives `SHARES_OF_POSSIBLE_HITS`, and at a quarter and half of the first.
+
+    Empty where nothing is hit, or a trace has too many runs.
+    """
     sizes = sorted({size for share in SHARES_OF_POSSIBLE_HITS if (size := curve.capacity_for(share))})
     if not sizes or len(runs_of(touches).names) > MAX_RUNS:
         return []

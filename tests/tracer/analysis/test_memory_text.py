@@ -5,6 +5,7 @@ import msgspec
 from tracer.analysis import kv
 from tracer.analysis.memory import CausePoint, Causes, Demand, FootprintPoint, Memory, ReuseTime
 from tracer.analysis.memory_text import duration, fit_in_words, memory_in_words, tokens
+from tracer.analysis.policies import EvictionPoint
 from tracer.analysis.routing import Routing, RoutingPoint
 
 BUDGET = kv.budget_without_model(kv.gpu_named("h100-80g"), 1, 72e9 / 400_000)
@@ -22,6 +23,7 @@ MEMORY = Memory(
     reuse_time=ReuseTime(p50_s=10.0, p90_s=480.0, p99_s=7200.0, histogram=[]),
     reuse_distance=None,
     marginal=[],
+    eviction=[EvictionPoint(cache_tokens=16_000, fifo=0.1, lru=0.15, optimal=0.3)],
     causes=Causes(
         cold=[CausePoint(cache_tokens=16, global_prefix=0.1, own_session=0.2, sharing_group=0.1)],
         warm=[],
@@ -58,6 +60,7 @@ def test_memory_in_words() -> None:
     assert memory_in_words(MEMORY, None, None) == [
         "Kept for 8.0 min after each use, blocks give 90 % of the possible hits.",
         "Running requests hold 100.0 k tokens on average, 1.2 M at most; only what they leave is cache.",
+        "With 16.0 k tokens LRU serves 15.0%, the best eviction there can be 30.0%, FIFO 10.0%.",
         "Of the possible hits 25% are in prefixes that everybody shares, 50% in the conversation's own earlier turns, "
         "25% in what other conversations brought.",
     ]
