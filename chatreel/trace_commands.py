@@ -14,6 +14,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel head monday.parquet -n 1000 -o first.parquet")(head)
     app.command(epilog="Example: chatreel merge morning.parquet noon.parquet -o day.parquet")(merge)
     app.command(epilog="Example: chatreel thin monday.parquet --keep 0.1 -o tenth.parquet")(thin)
+    app.command(epilog="Example: chatreel anonymize monday.parquet --round 10s -o shared.parquet")(anonymize)
+    app.command(epilog="Example: chatreel diff monday.parquet tuesday.parquet")(diff)
 
 
 def slice_(
@@ -24,11 +26,14 @@ def slice_(
     session: Annotated[list[int] | None, typer.Option(help="Only this session; may be repeated.")] = None,
     sessions: Annotated[int | None, typer.Option(help="Only the first so many sessions.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Only requests for this model; may be repeated.")] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="Only the so many sharing groups with the most prompt tokens, whole.")
+    ] = None,
 ) -> None:
     """Cut a part out of a trace: a span of time, sessions, models. Slices of one trace can be merged back."""
     from chatreel.surgery import run_slice
 
-    typer.echo(run_slice(trace, out_path, start, end, session or [], model or [], sessions), err=True)
+    typer.echo(run_slice(trace, out_path, start, end, session or [], model or [], sessions, groups), err=True)
 
 
 def head(
@@ -66,3 +71,31 @@ def thin(
 
     requests, kept, groups = thin_trace(trace, out_path, keep, seed)
     typer.echo(f"{requests:,} requests of {kept:,} of {groups:,} sharing groups -> {out_path} (seed {seed})", err=True)
+
+
+def anonymize(
+    trace: TRACE,
+    out_path: OUT,
+    grid: Annotated[str, typer.Option("--round", help="Times down to multiples of this: 100ms, 1s, 1m.")] = "1s",
+    at_least: Annotated[int, typer.Option(help="Clients, models and adapters of fewer requests lose their names.")] = 10,
+    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+) -> None:
+    """Make a trace fit to give away: times rounded, lengths blurred inside 16 tokens, rare clients and models without names.
+
+    What is cached and hit stays the same.
+    """
+    from chatreel.surgery import run_anonymize
+
+    for line in run_anonymize(trace, out_path, grid, at_least, seed):
+        typer.echo(line, err=True)
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(help="A trace.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="The trace to hold against it.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """The figures of two traces side by side: load, lengths, sessions, sharing."""
+    from chatreel.surgery import run_diff
+
+    run_diff(first, second, as_json)

@@ -1,5 +1,6 @@
 """Traces out of traces, from the command line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,17 +58,32 @@ def test_slices_merge_back_and_a_thinned_trace_has_whole_groups(trace: Path, tmp
     run("slice", trace, "--to", "7s", "-o", a)
     run("slice", trace, "--from", "7s", "-o", b)
 
-    assert "40 requests" in run("merge", b, a, "-o", both)
+    assert "slices of one trace, joined" in run("merge", b, a, "-o", both)
     assert list(iter_requests(both)) == list(iter_requests(trace))
     assert "of 20 sharing groups" in run("thin", trace, "--keep", "0.25", "--seed", 3, "-o", thin)
     sessions = [row["session_id"] for row in iter_requests(thin)]
     assert len(sessions) == 2 * len(set(sessions)) == 10
 
 
+def test_whole_groups_an_anonymous_copy_and_the_difference(trace: Path, tmp_path: Path) -> None:
+    groups, anonymous = tmp_path / "g.parquet", tmp_path / "a.parquet"
+
+    assert "6 requests ->" in run("slice", trace, "--groups", 3, "-o", groups)
+    assert "models without a name now: a, b" in run("anonymize", trace, "--at-least", 30, "--round", "5s", "-o", anonymous)
+    assert arrivals_s(anonymous) == [k // 5 * 5 for k in range(40)]
+    assert {row["model"] for row in iter_requests(anonymous)} == {None}
+    table = run("diff", trace, groups)
+    assert "requests per second" in table and "hit rate, endless cache" in table
+    rows = {one["name"]: one for one in json.loads(run("diff", trace, groups, "--json"))}
+    assert (rows["requests"]["first"], rows["requests"]["second"]) == (40, 6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["slice", "-o", "x.parquet"], "nothing to cut by"),
+        (["slice", "--groups", "0", "-o", "x.parquet"], "no groups asked for"),
+        (["anonymize", "--round", "1", "-o", "x.parquet"], "--round is no time"),
         (["slice", "--from", "nine", "-o", "x.parquet"], "--from is no time; saw 'nine', wanted a number with ms, s, m, h or d"),
         (["slice", "--from", "9h", "-o", "x.parquet"], "no request is left"),
         (["merge", "-o", "x.parquet"], "nothing to merge; saw 1 trace"),

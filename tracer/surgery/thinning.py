@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tracer.analysis.groups import sharing_groups
+from tracer.analysis.groups import Groups, sharing_groups
 from tracer.blocks import Blocks
 from tracer.errors import TraceError
 from tracer.surgery.slicing import refuse_same, slice_trace
@@ -24,14 +24,28 @@ def thin_trace(path: Path, out_path: Path, keep: float, seed: int = 0) -> tuple[
     if not 0 < keep <= 1:
         raise TraceError("no share of a trace", seen=str(keep), wanted="more than 0, at most 1", next_step="Give e.g. --keep 0.1")
     refuse_same(path, out_path)
-    table = read_table(path, ["session_id", "input_blocks", "input_tokens"])
-    session, ids = column(table, "session_id"), blocks(table, "input_blocks")
-    found = sharing_groups(ids, session if (session >= 0).any() else None)
-    tokens = np.maximum(column(table, "input_tokens"), 1)
+    found, tokens, ids = _groups(path)
     kept = chosen_groups(_sizes(found.group_of, tokens, ids), keep, np.random.default_rng(seed))
     is_kept = kept[found.group_of]
     count = slice_trace(path, out_path, keep=lambda row: bool(is_kept[row["request_id"]]))
     return count, int(kept.sum()), found.count
+
+
+def largest_groups(path: Path, count: int) -> NDArray[np.bool_]:
+    """Which requests are in the `count` sharing groups with the most prompt tokens, [requests]. Raises TraceError."""
+    if count < 1:
+        raise TraceError("no groups asked for", seen=str(count), wanted="1 or more")
+    found, tokens, _ = _groups(path)
+    totals = np.bincount(found.group_of, weights=tokens)
+    return np.isin(found.group_of, np.argsort(-totals, kind="stable")[:count])
+
+
+def _groups(path: Path) -> tuple[Groups, Ints, Blocks]:
+    """(sharing groups, prompt tokens, prompt blocks) by request."""
+    table = read_table(path, ["session_id", "input_blocks", "input_tokens"])
+    session, ids = column(table, "session_id"), blocks(table, "input_blocks")
+    found = sharing_groups(ids, session if (session >= 0).any() else None)
+    return found, np.maximum(column(table, "input_tokens"), 1), ids
 
 
 def _sizes(group_of: Ints, tokens: Ints, ids: Blocks) -> Floats:
