@@ -78,8 +78,17 @@ def import_(
         str | None,
         typer.Option(
             "--format",
-            help="mooncake, azure, weka, ragpulse; or a capture: mitm, har, litellm, langfuse, otel, sglang, goreplay, "
-            "gateway_csv, openai_jsonl. Found out by itself if left out.",
+            help="mooncake, azure, burstgpt, bailian, weka, ragpulse, aiperf, dynamo, dynamo_trace, timed_trace (vLLM), csv; or "
+            "a capture: mitm, har, litellm, langfuse, otel, sglang, goreplay, gateway_csv, openai_jsonl. Found out by itself "
+            "if left out.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            help="Of plain CSV: arrival=COLUMN,input=COLUMN,output=COLUMN, also session, client, model, kind, cached, ttft, "
+            "duration. Usual names are found.",
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row instead of setting it aside.")] = False,
@@ -89,7 +98,7 @@ def import_(
     """Import a public trace, or a capture of traffic: its shape, never its text."""
     from chatreel.importing import run_import
 
-    for line in run_import(source, out_path, source_format, strict, tokenizer, key, err):
+    for line in run_import(source, out_path, source_format, columns, strict, tokenizer, key, err):
         err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -97,13 +106,20 @@ def import_(
 def export(
     trace: TRACE,
     out_path: OUT,
-    target_format: Annotated[str, typer.Option("--format", help="mooncake, azure, weka or ragpulse.")],
+    target_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="mooncake, azure, burstgpt, bailian, weka, ragpulse, csv; or for a tool: aiperf, aiperf_sessions (turns wait "
+            "for answers), guidellm, timed_trace (vllm bench serve), inference_perf, dynamo, dynamo_trace.",
+        ),
+    ],
 ) -> None:
-    """Write a trace in a public format."""
-    from tracer.importing import export_trace
+    """Write a trace in a public format, or as input of another load generator; what that cannot hold is named."""
+    from chatreel.exporting import run_export
 
-    count = export_trace(trace, out_path, target_format)
-    err.print(f"{count:,} requests -> {out_path}", highlight=False)
+    for line in run_export(trace, out_path, target_format):
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: chatreel analyze conversation.parquet --model-config config.json --gpu h100-80g --html report.html")

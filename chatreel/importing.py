@@ -9,17 +9,29 @@ from rich.console import Console
 from chatreel import PRODUCER
 from chatreel.progress import byte_progress
 from tracer.errors import TraceError
-from tracer.importing import FORMATS, detect, import_trace
+from tracer.formats.named_csv import NAME as CSV
+from tracer.formats.named_csv import parse_map
+from tracer.importing import FORMATS, HEAD_BYTES, detect, import_trace, reading
 from tracer.record.capturing import CAPTURES, detect_capture, import_capture
 
 
 def run_import(
-    source: Path, out_path: Path, source_format: str | None, strict: bool, tokenizer: str, key: Path | None, err: Console
+    source: Path,
+    out_path: Path,
+    source_format: str | None,
+    columns: str | None,
+    strict: bool,
+    tokenizer: str,
+    key: Path | None,
+    err: Console,
 ) -> Iterator[str]:
     """Yields what to say when it is done."""
-    name = source_format or _detect(source)
+    mapped = parse_map(columns) if columns is not None else None
+    if mapped is not None and source_format not in (None, CSV):
+        raise TraceError("--map is for plain CSV", seen=f"--format {source_format}", wanted=f"--format {CSV}, or none")
+    name = source_format or (CSV if mapped is not None else _detect(source))
     if name in FORMATS:
-        yield from _public(source, out_path, name, strict, err)
+        yield from _public(source, out_path, name, strict, mapped, err)
     elif name in CAPTURES:
         yield from _capture(source, out_path, name, strict, tokenizer, key)
     else:
@@ -35,13 +47,26 @@ def _detect(source: Path) -> str:
         try:
             return detect_capture(source)
         except TraceError:
+            with reading(source) as (file, _):
+                if FORMATS[CSV].looks_like(file.read(HEAD_BYTES)):
+                    return CSV
             raise replace(fault, wanted="one of " + ", ".join([*FORMATS, *CAPTURES])) from None
 
 
-def _public(source: Path, out_path: Path, name: str, strict: bool, err: Console) -> Iterator[str]:
+def _public(source: Path, out_path: Path, name: str, strict: bool, columns: dict[str, str] | None, err: Console) -> Iterator[str]:
     with byte_progress(err, f"importing {source.name}") as on_progress:
-        done = import_trace(source, out_path, source_format=name, strict=strict, producer=PRODUCER, on_progress=on_progress)
+        done = import_trace(
+            source,
+            out_path,
+            source_format=name,
+            strict=strict,
+            producer=PRODUCER,
+            columns=columns,
+            on_progress=on_progress,
+        )
     yield f"{done.rows:,} requests of format {done.source_format} -> {out_path}"
+    if "read_as" in done.footer.notes:
+        yield f"read as: {done.footer.notes['read_as']}"
     if done.footer.time_grid_ns:
         yield f"time stamps lie on a grid of {done.footer.time_grid_ns / 1e9:g} s; replay spreads them"
     if done.first_bad is not None:

@@ -1,26 +1,61 @@
 """Files of public formats to trace files and back: the edge around formats/."""
 
+import gzip
 import hashlib
 import heapq
 import os
 import tempfile
+import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 
 from tracer.analysis.arrivals import time_grid_ns
 from tracer.errors import TraceError
-from tracer.formats import BadRow, Detected, Format, azure, bailian, burstgpt, mooncake, ragpulse, source_extra, weka
+from tracer.formats import (
+    BadRow,
+    Detected,
+    Format,
+    aiperf,
+    aiperf_sessions,
+    azure,
+    bailian,
+    burstgpt,
+    dynamo,
+    dynamo_trace,
+    guidellm,
+    inference_perf,
+    mooncake,
+    named_csv,
+    ragpulse,
+    source_extra,
+    timed_trace,
+    weka,
+)
 from tracer.formats.ids import FirstSeen
-from tracer.schema import Footer, HashScheme, Request
+from tracer.formats.layout import is_whole
+from tracer.formats.targets import Target
+from tracer.schema import COLUMNS, Footer, HashScheme, Request
 from tracer.tracefile import TraceWriter, iter_requests, read_footer
 
-FORMATS: dict[str, Format] = {module.NAME: module for module in (mooncake, azure, weka, ragpulse, bailian, burstgpt)}
+# In the order in which they are asked whether they know a file: the looser come last.
+FORMATS: dict[str, Format] = {
+    one.NAME: one
+    for one in cast(
+        tuple[Format, ...],
+        (azure, burstgpt, weka, ragpulse, bailian, dynamo_trace, dynamo, aiperf, timed_trace, mooncake, named_csv),
+    )
+}
+TARGETS: dict[str, Target] = {  # files for load generators; some are read as well
+    one.NAME: one
+    for one in cast(tuple[Target, ...], (aiperf, aiperf_sessions, guidellm, timed_trace, inference_perf, dynamo, dynamo_trace))
+}
 HEAD_BYTES = 65_536
 SORT_RUN_ROWS = 100_000
 PROGRESS_ROWS = 2_000
@@ -47,9 +82,10 @@ def import_trace(
     source_format: str | None = None,
     strict: bool = False,
     producer: str = "chatreel",
+    columns: dict[str, str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> ImportReport:
-    """Read a public trace into a trace file.
+    """Read a public trace (also gzipped) into a trace file. `columns`: of plain CSV, what is in which column.
 
     A bad row is counted and goes to OUT.rejected.jsonl; with `strict` it is a TraceError. One pass over the file, in memory
     that stays flat for millions of rows; a second one only where rows turn out not to be in order of time, or time not to be
@@ -59,13 +95,16 @@ def import_trace(
     if name not in FORMATS:
         raise TraceError("no such format", seen=repr(name), wanted=" or ".join(FORMATS))
     _refuse_same(path, out_path)
-    job = _Job(path, out_path, name, strict, producer, on_progress)
+    job = _Job(path, out_path, name, strict, producer, columns or {}, on_progress)
     job.rejected.unlink(missing_ok=True)  # of an earlier import to the same place
     try:
         footer, survey = _straight(job)
     except _NeedsSurvey:
         job.rejected.unlink(missing_ok=True)
         footer, survey = _surveyed(job)
+    except TraceError as error:
+        error.path = error.path or str(path)  # a format knows no path
+        raise
     return ImportReport(
         source_format=name,
         rows=survey.rows,
@@ -77,39 +116,76 @@ def import_trace(
     )
 
 
-def export_trace(path: Path, out_path: Path, target_format: str) -> int:
-    """Write a trace in a public format, in its source's order; returns the rows. What it cannot hold is left out."""
-    if target_format not in FORMATS:
-        raise TraceError("no such format", seen=repr(target_format), wanted=" or ".join(FORMATS))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    rows: int  # written
+    losses: dict[str, int]  # what the file does not say, and in how many requests
+    usage: str | None  # the tool's options, where the file is for a tool
+
+
+def export_trace(path: Path, out_path: Path, target_format: str) -> ExportReport:
+    """Write a trace in a public format or for a tool. What it cannot hold is left out, and counted.
+
+    In order of time; back to its own format, a source comes in its own order.
+    """
+    if target_format not in FORMATS and target_format not in TARGETS:
+        raise TraceError("no such format", seen=repr(target_format), wanted=" or ".join({**FORMATS, **TARGETS}))
     _refuse_same(path, out_path)
     footer = read_footer(path)
+    tally = _Tally(FORMATS.get(target_format) or TARGETS[target_format], footer)
     rows = iter_requests(path)
-    if footer.losses.get("inversions"):
+    if footer.losses.get("inversions") and footer.source_format == target_format:
         rows = _sorted(rows, out_path.parent, lambda row: int(source_extra(row).get(PLACE, row["request_id"])))
-    count = 0
-
-    def counted() -> Iterator[Request]:
-        nonlocal count
-        for row in rows:
-            count += 1
-            yield row
-
+    if target_format in TARGETS:
+        lines = TARGETS[target_format].write(tally.watched(rows), footer, tally.losses)
+    else:
+        lines = FORMATS[target_format].write(tally.watched(rows), footer)
     partial = out_path.with_name(f".{out_path.name}.{os.getpid()}.partial")
     try:
         with writing(out_path), open(partial, "wb") as file:
-            file.writelines(FORMATS[target_format].write(counted(), footer))
+            file.writelines(lines)
         partial.replace(out_path)
     finally:
         partial.unlink(missing_ok=True)
-    return count
+    count = tally.rows - sum(number for what, number in tally.losses.items() if what.endswith("left out"))
+    usage = TARGETS[target_format].usage(str(out_path), footer, count) if target_format in TARGETS else None
+    return ExportReport(rows=count, losses=dict(tally.losses), usage=usage)
+
+
+_NOT_MISSED = frozenset({"request_id", "arrival_ns", "source_extra", "input_tail_id", "group_id"})  # derived, or ours alone
+
+
+class _Tally:
+    """Counts what goes by and the target has no place for. A source in its own format loses nothing."""
+
+    def __init__(self, target: Format | Target, footer: Footer) -> None:
+        self.rows = 0
+        self.losses: Counter[str] = Counter()
+        is_source = footer.source_format == target.NAME
+        self._is_own = is_source and (target.NAME not in TARGETS or is_whole(footer, target.NAME))
+        self._missed = [name for name, _, _ in COLUMNS if name not in target.HOLDS | _NOT_MISSED and "count_source" not in name]
+        self._step_ns = target.STEP_NS
+        size = getattr(target, "BLOCK_TOKENS", None)
+        is_coarser = target.NAME not in TARGETS and "input_blocks" in target.HOLDS and size and footer.block_tokens < size
+        self._coarser = f"sharing below {size} tokens" if is_coarser else None
+
+    def watched(self, rows: Iterable[Request]) -> Iterator[Request]:
+        losses, missed, step_ns = self.losses, self._missed, self._step_ns
+        for row in rows:
+            self.rows += 1
+            if not self._is_own:
+                losses.update(name for name in missed if row.get(name) is not None)
+                losses.update([f"times finer than {step_ns / 10**6:g} ms"] if row["arrival_ns"] % step_ns else ())
+                losses.update([self._coarser] if self._coarser and row.get("input_blocks") else ())
+            yield row
 
 
 def detect(path: Path) -> str:
     """Name of the format that the first lines show. Raises TraceError."""
-    with _reading(path) as file:
+    with reading(path) as (file, _):
         head = file.read(HEAD_BYTES)
     for name, module in FORMATS.items():
-        if module.looks_like(head):
+        if name != named_csv.NAME and module.looks_like(head):
             return name
     if head.startswith(b"PAR1"):
         raise TraceError("this is a Parquet file already", path=str(path), next_step="Use it directly: `chatreel analyze FILE`")
@@ -118,8 +194,8 @@ def detect(path: Path) -> str:
         path=str(path),
         line=1,
         seen=repr(head.split(b"\n", 1)[0][:80].decode("utf-8", "replace")),
-        wanted='Mooncake JSONL ({"timestamp": ..., "hash_ids": [...]}) or Azure CSV (TIMESTAMP,ContextTokens,...)',
-        next_step="If it is one of these all the same, name it with --format",
+        wanted="one of " + ", ".join(FORMATS),
+        next_step="If it is one of these all the same, name it with --format; CSV of your own: say --map arrival=COLUMN,...",
     )
 
 
@@ -159,6 +235,7 @@ class _Job:
     source_format: str
     strict: bool
     producer: str
+    columns: dict[str, str]
     on_progress: OnProgress | None
 
     @property
@@ -172,7 +249,8 @@ class _Job:
         """A fresh one; files that the format says belong to the source are read from beside it."""
         names = getattr(FORMATS[self.source_format], "SIDE_FILES", ())
         sides = {name: path for name in names if (path := self.source.with_name(name)).exists()}
-        return Detected(in_seconds=in_seconds, side_lines={name: _lines(path) for name, path in sides.items()})
+        side_lines: dict[str, Sequence[bytes]] = {name: _lines(path) for name, path in sides.items()}
+        return Detected(in_seconds=in_seconds, side_lines=side_lines, columns=self.columns)
 
     def rejecting(self, then: Callable[[BadRow], None]) -> Callable[[BadRow], None]:
         """What to do with a bad row: stop, or go on with `then`."""
@@ -198,8 +276,8 @@ def _straight(job: _Job) -> tuple[Footer, _Survey]:
     with (
         TraceWriter(job.out, Footer()) as writer,
         _set_aside(job.rejected) as set_aside,
-        _reading(job.source) as file,
-        _progress(job, file) as progress,
+        reading(job.source) as (file, raw),
+        _progress(job, raw) as progress,
     ):
 
         def reject(row: BadRow) -> None:
@@ -231,8 +309,8 @@ def _surveyed(job: _Job) -> tuple[Footer, _Survey]:
     with (
         TraceWriter(job.out, footer) as writer,
         _set_aside(job.rejected) as set_aside,
-        _reading(job.source) as file,
-        _progress(job, file) as progress,
+        reading(job.source) as (file, raw),
+        _progress(job, raw) as progress,
     ):
         rows = job.read(file, job.detected(in_seconds=found.in_seconds), set_aside)
         if survey.inversions:
@@ -247,7 +325,7 @@ def _surveyed(job: _Job) -> tuple[Footer, _Survey]:
 
 def _survey(job: _Job, found: Detected) -> tuple[Detected, _Survey]:
     survey = _Survey()
-    with _reading(job.source) as file:
+    with reading(job.source) as (file, _):
         for row in job.read(survey.hashed(file), found, job.rejecting(survey.reject)):
             survey.add(row["arrival_ns"])
     return found, survey
@@ -260,7 +338,7 @@ def _require_rows(job: _Job, survey: _Survey) -> None:
             path=str(job.source),
             line=survey.first_bad.line if survey.first_bad else None,
             seen=survey.first_bad.reason if survey.first_bad else "no row at all",
-            next_step=f"The formats known are {' and '.join(FORMATS)}",
+            next_step=f"The formats known are {', '.join(FORMATS)}",
         )
 
 
@@ -315,7 +393,7 @@ def _set_aside(path: Path) -> Iterator[Callable[[BadRow], None]]:
 
 
 def _lines(path: Path) -> list[bytes]:
-    with _reading(path) as file:
+    with reading(path) as (file, _):
         return file.readlines()
 
 
@@ -389,13 +467,24 @@ def _relink(row: Request, number_of: _Places) -> None:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
+def reading(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """A file and the bytes on disk that it comes from, which differ where it is gzipped. Raises TraceError."""
     try:
-        file = open(path, "rb")
+        raw = open(path, "rb")
+        is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
     except OSError as error:
         raise TraceError("cannot be read", path=str(path), seen=error.strerror, next_step="Check the path") from error
-    with file:
-        yield file
+    with raw:
+        if not is_gzip:
+            yield raw, raw
+            return
+        try:
+            with gzip.open(raw, "rb") as plain:
+                yield cast(BinaryIO, plain), raw
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(
+                "compressed file is cut or damaged", path=str(path), next_step="Decompress what is left of it"
+            ) from error
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def parsed(path: Path) -> list[object]:
 @pytest.mark.skipif(not MOONCAKE.exists(), reason="the public Mooncake trace is not beside this checkout")
 def test_mooncake_comes_back_row_by_row_and_its_grid_and_tail_rule_are_found(tmp_path: Path) -> None:
     report = import_trace(MOONCAKE, tmp_path / "m.parquet")
-    count = export_trace(tmp_path / "m.parquet", tmp_path / "back.jsonl", "mooncake")
+    count = export_trace(tmp_path / "m.parquet", tmp_path / "back.jsonl", "mooncake").rows
 
     assert (report.source_format, report.rows, report.bad_rows, report.inversions) == ("mooncake", 7980, 0, 0)
     assert count == 7980
@@ -47,7 +47,7 @@ def test_mooncake_comes_back_row_by_row_and_its_grid_and_tail_rule_are_found(tmp
 @pytest.mark.skipif(not AZURE.exists(), reason="the public Azure trace is not beside this checkout")
 def test_azure_comes_back_byte_by_byte(tmp_path: Path) -> None:
     report = import_trace(AZURE, tmp_path / "a.parquet")
-    count = export_trace(tmp_path / "a.parquet", tmp_path / "back.csv", "azure")
+    count = export_trace(tmp_path / "a.parquet", tmp_path / "back.csv", "azure").rows
 
     assert (report.source_format, report.rows, count) == ("azure", 19_366, 19_366)
     assert report.footer.time_grid_ns is None
@@ -205,12 +205,12 @@ def test_a_trace_without_a_wall_clock_can_be_written_for_azure(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "source_format", "message"),
     [
-        (b"", None, r"format not recognised; saw '', wanted Mooncake JSONL .* or Azure CSV"),
+        (b"", None, r"format not recognised; saw '', wanted one of azure, burstgpt, .*mooncake, csv. .*--map"),
         (b"hello\n", None, "format not recognised; saw 'hello'"),
         (b"PAR1....", None, "this is a Parquet file already"),
         (b"hello\n", "mooncake", "no usable row of format mooncake; saw JSON is malformed"),
         (b"", "azure", "no usable row of format azure; saw no row at all"),
-        (b"hello\n", "burst", "no such format; saw 'burst', wanted mooncake or azure"),
+        (b"hello\n", "burst", "no such format; saw 'burst', wanted azure or burstgpt"),
     ],
 )
 def test_a_file_of_no_known_format_names_the_known_ones(
@@ -248,7 +248,7 @@ def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
     source.write_text(mooncake_lines(0))
     import_trace(source, tmp_path / "m.parquet")
 
-    with pytest.raises(TraceError, match="wanted mooncake or azure"):
+    with pytest.raises(TraceError, match="wanted azure or burstgpt or .* or inference_perf"):
         export_trace(tmp_path / "m.parquet", tmp_path / "x", "nosuch")
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.jsonl", "m.parquet"]

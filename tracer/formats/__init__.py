@@ -33,12 +33,15 @@ class Detected:
     hash_scope: Literal["global", "local"] = "global"  # local: ids mean something inside their session only
     notes: dict[str, str] = field(default_factory=dict)
     side_lines: dict[str, Sequence[bytes]] = field(default_factory=dict)  # given, not found: files that belong to the source
+    columns: dict[str, str] = field(default_factory=dict)  # given, not found: plain CSV: what is in which column
 
 
 class Format(Protocol):
     """What each module of this package offers."""
 
     NAME: str
+    HOLDS: frozenset[str]  # columns that a file of this format tells, beside arrivals
+    STEP_NS: int  # of its time stamps
 
     def looks_like(self, head: bytes) -> bool:
         """Do the first bytes of a file show this format?"""

@@ -18,6 +18,8 @@ from tracer.formats import BadRow, Detected, source_extra
 from tracer.schema import Footer, Request
 
 NAME = "azure"
+HOLDS = frozenset({"input_tokens", "output_tokens", "media"})
+STEP_NS = 100
 HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 IMAGES = b",NumImages"
 MAX_COUNT = 2**31 - 1

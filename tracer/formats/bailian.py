@@ -18,6 +18,8 @@ from tracer.formats.ids import ChainedIds, FirstSeen
 from tracer.schema import Footer, Request
 
 NAME = "bailian"
+HOLDS = frozenset({"input_tokens", "output_tokens", "input_blocks", "session_id", "turn", "parent_request_id", "kind", "media"})
+STEP_NS = 1
 BLOCK_TOKENS = 16
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 4 * 10**9

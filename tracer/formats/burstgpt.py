@@ -19,6 +19,8 @@ from tracer.formats import BadRow, Detected, source_extra
 from tracer.schema import Footer, Request
 
 NAME = "burstgpt"
+HOLDS = frozenset({"input_tokens", "output_tokens", "session_id", "end_ns", "model", "kind", "error_kind"})
+STEP_NS = 1
 LONG = ("Timestamp", "Session ID", "Elapsed time", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
 SHORT = tuple(name for name in LONG if name not in ("Session ID", "Elapsed time"))
 HEADERS = {",".join(names).encode(): names for names in (LONG, SHORT)}

@@ -1,7 +1,7 @@
 """Source block ids to the file's own: chained, dense from 0, in first-seen order. Pure."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 
 class ChainedIds:
@@ -50,3 +50,30 @@ class FirstSeen:
     def fresh(self) -> int:
         self._count += 1
         return self._count - 1
+
+
+class LaidOut:
+    """Names the full blocks of contents laid end to end: each by all that is before it and what it covers."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._names: dict[tuple[int, tuple[tuple[Hashable, int], ...]], int] = {}
+
+    def path(self, contents: Iterable[tuple[Hashable, int]]) -> list[int]:
+        """`contents`: what it is and its tokens, in order."""
+        names, above = self._names, -1
+        ids: list[int] = []
+        covered: list[tuple[Hashable, int]] = []
+        room = self._block_tokens
+        for content, tokens in contents:
+            at = 0
+            while tokens - at >= room:
+                covered.append((content, at))
+                above = names.setdefault((above, tuple(covered)), len(names))
+                ids.append(above)
+                at += room
+                covered, room = [], self._block_tokens
+            if at < tokens:
+                covered.append((content, at))
+                room -= tokens - at
+        return ids

@@ -16,6 +16,8 @@ from tracer.formats.ids import ChainedIds, FirstSeen
 from tracer.schema import Footer, Request
 
 NAME = "mooncake"
+HOLDS = frozenset({"input_tokens", "output_tokens", "input_blocks"})
+STEP_NS = 10**6
 BLOCK_TOKENS = 512
 MAX_COUNT = 2**31 - 1
 MAX_STAMP_NS = 2**62

@@ -15,9 +15,12 @@ import msgspec
 from tracer.blocks import DenseIds
 from tracer.errors import TraceError
 from tracer.formats import BadRow, Detected, source_extra
+from tracer.formats.ids import LaidOut
 from tracer.schema import BASE_BLOCK_TOKENS, Footer, Request, Segment
 
 NAME = "ragpulse"
+HOLDS = frozenset({"input_tokens", "output_tokens", "segments", "session_id"})
+STEP_NS = 10**9
 SIDE_FILES = ("1_sys_prompt.jsonl", "2_passages.jsonl", "3_history.jsonl", "4_user_input.jsonl", "5_web_search.jsonl")
 COMPONENTS = {  # of the source, in its order: (role, kind)
     "sys_prompt": ("system", "system"),
@@ -54,7 +57,7 @@ def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None])
     decode = msgspec.json.Decoder(Row).decode
     contents: DenseIds[int] = DenseIds()
     sessions: DenseIds[str] = DenseIds()
-    blocks = _Blocks()
+    blocks = LaidOut(BASE_BLOCK_TOKENS)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -80,7 +83,8 @@ def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None])
             "source_extra": msgspec.json.encode(_extra(row, line)).decode(),
         }
         if lengths:
-            request["input_blocks"] = blocks.path(segments)[: row.input_length // BASE_BLOCK_TOKENS]
+            path = blocks.path((one["content_id"], one["tokens"]) for one in segments)
+            request["input_blocks"] = path[: row.input_length // BASE_BLOCK_TOKENS]
         yield request
     found.notes["content_ids"] = msgspec.json.encode(list(contents)).decode()
 
@@ -133,31 +137,6 @@ def _extra(row: Row, line: bytes) -> dict[str, Any]:
     if keys:
         extra["keys"] = keys
     return extra
-
-
-class _Blocks:
-    """Names the full blocks of components laid end to end: each by all that is before it and what it covers."""
-
-    def __init__(self) -> None:
-        self._names: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
-
-    def path(self, segments: list[Segment]) -> list[int]:
-        names, above = self._names, -1
-        ids: list[int] = []
-        covered: list[tuple[int, int]] = []
-        room = BASE_BLOCK_TOKENS
-        for one in segments:
-            content, tokens, at = one["content_id"], one["tokens"], 0
-            while tokens - at >= room:
-                covered.append((content, at))
-                above = names.setdefault((above, tuple(covered)), len(names))
-                ids.append(above)
-                at += room
-                covered, room = [], BASE_BLOCK_TOKENS
-            if at < tokens:
-                covered.append((content, at))
-                room -= tokens - at
-        return ids
 
 
 def write(rows: Iterable[Request], footer: Footer) -> Iterator[bytes]:

@@ -18,6 +18,11 @@ from tracer.formats import BadRow, Detected, source_extra
 from tracer.schema import Footer, Request
 
 NAME = "weka"
+HOLDS = frozenset(
+    {"input_tokens", "output_tokens", "input_blocks", "session_id", "turn", "model", "finish_reason", "stream", "end_ns"}
+    | {"ttft_ns", "think_ns"}
+)
+STEP_NS = 1
 BLOCK_TOKENS = 64
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 10**9
@@ -230,7 +235,8 @@ def write(rows: Iterable[Request], footer: Footer) -> Iterator[bytes]:
             full = (row.get("input_tokens") or 0) // BLOCK_TOKENS
             ids = [numbers[-1, one] + 1 for one in (row.get("input_blocks") or [])[factor - 1 :: factor][:full]]
             ids += [numbers[row["request_id"], k] + 1 for k in range(full - len(ids))]  # that no other request has
-            requests.append(_request(row, ids, (row["arrival_ns"] - own[0]["arrival_ns"]) / 1e9))
+            value = _request(row, ids, (row["arrival_ns"] - own[0]["arrival_ns"]) / 1e9)
+            requests.append({"model": "unknown", **value})  # AIPerf and inference-perf refuse a request without one
         models = sorted({row.get("model") or "" for row in own} - {""})
         frame = {"id": f"trace_{number:04d}", "models": models, "block_size": BLOCK_TOKENS, "hash_id_scope": "local"}
         yield msgspec.json.encode({**frame, "tool_tokens": 0, "system_tokens": 0, "requests": requests}) + b"\n"

@@ -1,16 +1,14 @@
 """Captures to trace files, through the worker that records live traffic: what it never writes is not written here either."""
 
-import gzip
 import heapq
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import msgspec
 
@@ -29,7 +27,7 @@ from tracer.captures import (
     sglang,
 )
 from tracer.errors import TraceError
-from tracer.importing import writing
+from tracer.importing import reading, writing
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import Counted, Ended, Started, WorkerConfig
 from tracer.record.privacy import create_key, load_key
@@ -116,7 +114,7 @@ def import_capture(
 
 def detect_capture(path: Path) -> str:
     """Name of the format that the first bytes show. Raises TraceError."""
-    with _placing_errors(path), _reading(path) as file:
+    with _placing_errors(path), reading(path) as (file, _):
         head = file.read(HEAD_BYTES)
     for name, module in CAPTURES.items():
         if module.looks_like(head):
@@ -172,7 +170,7 @@ def _drive(worker: Worker, name: str, path: Path, log: _Log) -> int:
             log.secrets += captured.has_secrets
             yield captured
 
-    with _reading(path) as file, _placing_errors(path):
+    with reading(path) as (file, _), _placing_errors(path):
         for message in _in_time_order(counted(CAPTURES[name].read(file, log.reject))):
             try:
                 worker.take(message)
@@ -258,7 +256,7 @@ def _laid_out(path: Path, out: Path, key_path: Path | None) -> Iterator[tuple[Pa
     folder, key = segments_folder(out), key_path or out.with_suffix(".key")
     if folder.exists():
         raise TraceError("an unfinished recording stands here", path=str(folder), next_step="Choose another -o path")
-    with _reading(path):
+    with reading(path):
         pass
     if key_path is None:
         create_key(key)
@@ -276,30 +274,10 @@ def _laid_out(path: Path, out: Path, key_path: Path | None) -> Iterator[tuple[Pa
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    try:
-        file: BinaryIO = open(path, "rb")
-        is_gzip = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-    except OSError as error:
-        raise TraceError("cannot be read", path=str(path), seen=error.strerror, next_step="Check the path") from error
-    with file:
-        if is_gzip:
-            with gzip.open(file, "rb") as plain:
-                yield cast(BinaryIO, plain)
-        else:
-            yield file
-
-
-@contextmanager
 def _placing_errors(path: Path) -> Iterator[None]:
-    """Readers know no path, and a compressed file can be cut anywhere."""
+    """Readers know no path."""
     try:
         yield
     except TraceError as error:
         error.path = error.path or str(path)
         raise
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(
-            "compressed file is cut or damaged", path=str(path), next_step="Decompress what is left of it"
-        ) from error
