@@ -438,6 +438,8 @@ def _renumbered(rows: Iterable[Request]) -> Iterator[Request]:
         tail = row.get("input_tail_id")
         if tail is not None:
             row["input_tail_id"] = numbers[tail]
+        if answered := row.get("output_blocks"):
+            row["output_blocks"] = [numbers[one] for one in answered]
         yield row
 
 

@@ -1,5 +1,6 @@
 """Public trace files in and out, with everything that can be wrong about them."""
 
+import gzip
 import hashlib
 import json
 import tempfile
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from tracer import importing
 from tracer.errors import TraceError
 from tracer.importing import export_trace, import_trace
-from tracer.tracefile import iter_requests, read_footer
+from tracer.schema import Footer, Request
+from tracer.tracefile import iter_requests, read_footer, write_trace
 
 TRACES = Path(__file__).resolve().parents[3] / "shared/traces"
 MOONCAKE = TRACES / "mooncake/conversation_trace.head.jsonl"
@@ -241,6 +243,102 @@ def test_a_missing_source_an_unwritable_result_and_the_source_itself_are_user_er
     with pytest.raises(TraceError, match="same file"):
         export_trace(tmp_path / "m.parquet", tmp_path / "m.parquet", "mooncake")
     assert source.read_text() == mooncake_lines(0)
+
+
+GZIPPED: list[tuple[str, str]] = [
+    ("mooncake", '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'),
+    ("azure", HEADER + "2023-11-16 18:15:46.5,1,2\n"),
+    ("burstgpt", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,m,1,2,3,API log\n"),
+    (
+        "bailian",
+        '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 6.1, "input_length": 3, "output_length": 1, "type": "text", '
+        '"turn": 1, "hash_ids": [0]}\n',
+    ),
+    (
+        "weka",
+        '{"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [{"t": 0, "type": "n", "in": 5, "out": 2, '
+        '"hash_ids": []}]}',
+    ),
+    (
+        "ragpulse",
+        '{"timestamp": "8", "input_length": 3, "output_length": 1, "hash_ids": {"sys_prompt": [1], "passages_ids": []}, '
+        '"session_id": "s"}\n',
+    ),
+    ("aiperf", '{"session_id": "a", "input_length": 3, "output_length": 1, "delay": 5}\n'),
+    ("dynamo", '{"request_id": "a", "timestamp": 1.0, "input_length": 3, "output_length": 1, "hash_ids": [7]}\n'),
+    (
+        "dynamo_trace",
+        '{"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 9, "request": {"request_id": '
+        '"1", "request_received_ms": 5, "output_tokens": 2}}\n',
+    ),
+    ("timed_trace", '{"timestamp": 0.5, "input_length": 33, "output_length": 1, "hash_ids": [1, 2, 3]}\n'),
+    ("csv", "arrival_s,input_tokens,output_tokens\n1,2,3\n"),
+]
+
+
+def test_every_format_stands_in_the_test_below() -> None:
+    assert {name for name, _ in GZIPPED} == set(importing.FORMATS)
+
+
+@pytest.mark.parametrize(("name", "text"), GZIPPED)
+def test_every_format_is_known_and_read_gzipped_as_it_is_plain(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "plain").write_text(text)
+    (tmp_path / "small.gz").write_bytes(gzip.compress(text.encode()))
+    if name != "csv":  # asked last, after captures
+        assert importing.detect(tmp_path / "plain") == importing.detect(tmp_path / "small.gz") == name
+
+    plain = import_trace(tmp_path / "plain", tmp_path / "plain.parquet", source_format=name, strict=True)
+    small = import_trace(tmp_path / "small.gz", tmp_path / "small.parquet", source_format=name, strict=True)
+
+    assert plain.rows == 1
+    assert plain.footer == small.footer
+    assert list(iter_requests(tmp_path / "plain.parquet")) == list(iter_requests(tmp_path / "small.parquet"))
+
+
+def test_a_cut_gzip_file_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    whole = gzip.compress(mooncake_lines(*range(0, 90_000, 3)).encode())
+    (tmp_path / "m.gz").write_bytes(whole[: len(whole) // 2])
+
+    with pytest.raises(TraceError, match=r"m.gz: compressed file is cut or damaged"):
+        import_trace(tmp_path / "m.gz", tmp_path / "m.parquet")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gz"]
+
+
+def test_progress_of_a_gzip_file_counts_bytes_on_disk(tmp_path: Path) -> None:
+    source = tmp_path / "m.gz"
+    source.write_bytes(gzip.compress(mooncake_lines(*range(0, 90_000, 3)).encode()))
+    told: list[tuple[int, int]] = []
+
+    import_trace(source, tmp_path / "m.parquet", on_progress=lambda done, size: told.append((done, size)))
+
+    size = source.stat().st_size
+    assert all(0 <= done <= size for done, _ in told)
+    assert told[-1] == (size, size)
+
+
+def test_an_export_names_what_it_leaves_out(tmp_path: Path) -> None:
+    rows: list[Request] = [
+        {"request_id": 0, "arrival_ns": 0, "input_tokens": 600, "input_blocks": [0], "model": "m", "ttft_ns": 5},
+        {"request_id": 1, "arrival_ns": 1_500_000, "input_tokens": 700, "input_blocks": [0], "model": "m"},
+    ]
+    write_trace(tmp_path / "t.parquet", rows, Footer())
+
+    done = export_trace(tmp_path / "t.parquet", tmp_path / "m.jsonl", "mooncake")
+
+    assert done.rows == 2
+    assert done.losses == {"model": 2, "ttft_ns": 1, "times finer than 1 ms": 1, "sharing below 512 tokens": 2}
+    assert done.usage is None
+
+
+def test_another_format_than_the_sources_is_written_in_order_of_time(tmp_path: Path) -> None:
+    source = tmp_path / "m.jsonl"
+    source.write_text(mooncake_lines(50, 20, 70))
+    import_trace(source, tmp_path / "m.parquet")
+
+    export_trace(tmp_path / "m.parquet", tmp_path / "x", "timed_trace")
+
+    assert [row["timestamp"] for row in parsed(tmp_path / "x")] == [0.0, 0.03, 0.05]  # type: ignore[index]
 
 
 def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Replay(msgspec.Struct):
 
 class Finish(msgspec.Struct):
     finish_reason: str | None = None
-    tool_calls: list[msgspec.Raw] = []
+    tool_calls: list[Any] = []
 
 
 class Metrics(msgspec.Struct):
