@@ -72,7 +72,9 @@ def _root(
 
 @app.command("import", epilog="Example: chatreel import conversation_trace.jsonl -o conversation.parquet")
 def import_(
-    source: Annotated[Path, typer.Argument(help="A public trace, or a capture that another tool made.", show_default=False)],
+    source: Annotated[
+        Path, typer.Argument(help="A public trace, or a capture that another tool made; also gzipped.", show_default=False)
+    ],
     out_path: OUT,
     source_format: Annotated[
         str | None,

@@ -78,7 +78,8 @@ def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None])
             raw = msgspec.json.decode(line, type=dict[str, Any])
             _check(row, raw)
         except (msgspec.MsgspecError, ValueError) as error:
-            bad(BadRow(number, str(error), line.decode("utf-8", "replace").rstrip("\r\n")))
+            in_clear = any(b'"%s"' % name.encode() in line for name in TEXTS)
+            bad(BadRow(number, str(error), "" if in_clear else line.decode("utf-8", "replace").rstrip("\r\n")))
             continue
         session = None
         if row.session_id is not None:

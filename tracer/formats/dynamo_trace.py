@@ -86,7 +86,8 @@ def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None])
         try:
             raw, inner, record = _parsed(line, block_tokens)
         except (msgspec.MsgspecError, ValueError) as error:
-            bad(BadRow(number, str(error), line.decode("utf-8", "replace").rstrip("\r\n")))
+            in_clear = b"payload" in line
+            bad(BadRow(number, str(error), "" if in_clear else line.decode("utf-8", "replace").rstrip("\r\n")))
             continue
         if record.event_type != "request_end":
             payloads += record.event_type == "request_payload"

@@ -115,7 +115,7 @@ def read(lines: Iterable[bytes], found: Detected, bad: Callable[[BadRow], None])
                 raise ValueError(f"{len(cells)} columns, wanted {len(header)}")
             request = _request(cells, columns, units, names)
         except (ValueError, csv.Error) as error:
-            bad(BadRow(number, str(error), line.decode("utf-8", "replace").rstrip("\r\n")))
+            bad(BadRow(number, str(error), ""))  # its text may be anybody's
             continue
         if units.is_clock:
             found.epoch_ns = request["arrival_ns"] if found.epoch_ns is None else found.epoch_ns

@@ -95,6 +95,8 @@ def test_prompts_in_clear_are_not_kept() -> None:
     assert "secret" not in repr(rows)
     assert [row.get("input_tokens") for row in rows] == [None, None, None]
     assert "3 prompts in clear, not kept" in found.notes["read_as"]
+    _, bad, _ = parse({"text_input": "the secret", "output_length": -1})
+    assert bad[0].text == "" and "secret" not in bad[0].reason
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,8 @@ def test_neither_hashes_nor_payloads_are_kept() -> None:
     assert bad == [] and len(rows) == 1
     assert not any(word in repr(rows) for word in ("secret", "123456789", "987654321"))
     assert found.notes["read_as"] == "1 payloads left out"
+    _, bad, _ = parse({**payload, "event_type": 5})
+    assert bad[0].text == "" and "secret" not in bad[0].reason
 
 
 @pytest.mark.parametrize(
