@@ -40,6 +40,11 @@ class By(StrEnum):
     time = "time"
 
 
+class Transport(StrEnum):
+    own = "own"
+    httpx = "httpx"
+
+
 class PromptMode(StrEnum):
     auto = "auto"
     ids = "ids"
@@ -332,6 +337,10 @@ def replay(
     open_loop: Annotated[
         bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
     ] = False,
+    workers: Annotated[int, typer.Option(help="Sending processes; each uses up to one core.")] = 1,
+    transport: Annotated[
+        Transport, typer.Option(help="httpx: its own transport, as a cross-check or behind a proxy.")
+    ] = Transport.own,
     seed: SEED = 0,
 ) -> None:
     """Send a trace at several scales, on an exact schedule, and judge what the server did."""
@@ -354,6 +363,8 @@ def replay(
         timeout_s=timeout,
         dequantise=not keep_grid,
         open_loop=open_loop,
+        workers=workers,
+        transport=transport.value,
     )
     slos = parse_slos(slo or [])
     raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))

@@ -1,7 +1,9 @@
 """What happened to each planned request. A run folder holds what a report needs; the report is a second pass over it.
 
     RUN/run.json                 how the run was made: trace, target, seed, points, prediction, checks
-    RUN/point-<n>.outcomes.jsonl one line per request, appended as it ends: a killed run keeps all but the last line
+    RUN/point-<n>.outcomes-<share>.jsonl   while it runs, one line per request, appended as it ends: a killed run keeps all
+                                 but the last quarter of a second
+    RUN/point-<n>.outcomes-<share>.parquet the same when the point has ended, one file per sending process
     RUN/point-<n>.samples.jsonl  one line per scrape of the server's /metrics and of the client's own state
     RUN/summary.json             judged figures (replay/judge/summary.py)
     RUN/report.html

@@ -34,6 +34,16 @@ class Blocks:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
 
+    def lengths_of(self, requests: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.offsets[requests + 1] - self.offsets[requests]
+
+    def rows(self, requests: NDArray[np.int64]) -> "Blocks":
+        """The lists of these requests, in this order."""
+        lengths = self.lengths_of(requests)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        source = np.repeat(self.offsets[requests] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Blocks(offsets=offsets, ids=self.ids[source])
+
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int] | NDArray[np.int32]]) -> "Blocks":
         offsets = np.zeros(len(lists) + 1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Wake up at absolute monotonic times. asyncio's own timers have a grain of 1 ms; a timerfd is some 10 times as exact."""
+"""Call back at absolute monotonic times. asyncio's own timers have a grain of 1 ms; a timerfd is some 10 times as exact."""
 
 import asyncio
 import ctypes
@@ -6,6 +6,8 @@ import heapq
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 _CLOCK_MONOTONIC = 1
@@ -22,37 +24,38 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Alarm:
-    """`wait_until(t)` for any number of tasks over one timer. Elsewhere than on Linux: asyncio's timers."""
+    """Any number of calls over one timer. Elsewhere than on Linux: asyncio's timers."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._loop = asyncio.get_running_loop()
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
         self._fd = -1
         if sys.platform == "linux":
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if self._fd >= 0:
-            asyncio.get_running_loop().add_reader(self._fd, self._fired)
+            self._loop.add_reader(self._fd, self._fired)
 
     def close(self) -> None:
+        """What has not been called is not called any more."""
+        self._heap.clear()
         if self._fd >= 0:
-            asyncio.get_running_loop().remove_reader(self._fd)
+            self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
 
-    async def wait_until(self, monotonic_ns: int) -> None:
-        """Returns at once if the time has passed."""
+    def call_at(self, monotonic_ns: int, callback: Callable[[], None]) -> None:
+        """Never early. At once if the time has passed."""
         wait_ns = monotonic_ns - time.monotonic_ns()
         if wait_ns <= 0:
+            callback()
             return
+        heapq.heappush(self._heap, (monotonic_ns, next(self._order), callback))
         if self._fd < 0:
-            await asyncio.sleep(wait_ns / 1e9)
-            return
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._heap, (monotonic_ns, next(self._order), woken))
-        if self._heap[0][2] is woken:
+            self._loop.call_later(wait_ns / 1e9 + 0.001, self._fired)
+        elif self._heap[0][0] == monotonic_ns:
             self._arm()
-        await woken
 
     def _arm(self) -> None:
         at = max(self._heap[0][0], 1)  # 0 would disarm the timer
@@ -60,14 +63,10 @@ class Alarm:
         self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None)
 
     def _fired(self) -> None:
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            pass
-        now_ns = time.monotonic_ns()
-        while self._heap and (self._heap[0][0] <= now_ns or self._heap[0][2].done()):
-            woken = heapq.heappop(self._heap)[2]
-            if not woken.done():
-                woken.set_result(None)
-        if self._heap:
+        if self._fd >= 0:
+            with suppress(BlockingIOError):
+                os.read(self._fd, 8)
+        while self._heap and self._heap[0][0] <= time.monotonic_ns():
+            heapq.heappop(self._heap)[2]()
+        if self._heap and self._fd >= 0:
             self._arm()

@@ -1,26 +1,24 @@
-"""One request over the wire: httpx's API over aiohttp's transport, stamped as bytes arrive. Never raises for the target.
+"""One request over the wire: stamped as its bytes arrive, folded into facts in small batches. Never raises for the target."""
 
-httpx's own pool scans every connection for every request, which costs a core at a few hundred streams (encode/httpcore
-issue 1035); aiohttp's transport does not.
-"""
-
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
-import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
+from replay.edge.transport import CONNECT_S, Headers, Origin, Transport, message_of, origin_of
 from replay.outcome import ErrorKind
 from tracer.wire.facts import ChunkFacts, StreamFacts
 from tracer.wire.openai import parse_chunk, parse_response
 from tracer.wire.sse import SseParser
 
 MAX_ERROR_CHARS = 300
-PIECE_BYTES = 1 << 18
-STALE_NS = 50_000_000  # a server that took a request and then died answers later than that
+FOLD_PIECES = 32  # so many pieces of a stream are parsed at once: some 0.1 ms, after all stamps of this wake-up are taken
+
+TransportName = Literal["own", "httpx"]
 
 
 @dataclass(slots=True)
@@ -40,13 +38,78 @@ class Exchange:
     error_kind: ErrorKind | None = None
     error_text: str | None = None
     chunks: int = 0
+    done: "Callable[[Exchange], None]" = lambda _: None  # called once, when all is known
+    abort: Callable[[], object] = lambda: None
+    _pieces: list[tuple[int, bytes]] = field(default_factory=list)  # (stamp, bytes as they came), not parsed yet
+    _parser: SseParser | None = None  # None: the answer is no stream
 
-    def age_ns(self) -> int:
-        return time.monotonic_ns() - (self.sent_ns or 0)
+    def on_sent(self, now_ns: int, abort: Callable[[], object]) -> None:
+        self.sent_ns, self.abort = now_ns, abort
+
+    def on_head(self, status: int, headers: Headers, now_ns: int) -> None:
+        self.http_status, self.first_byte_ns = status, now_ns
+        if status < 400 and any(name.lower() == b"content-type" and b"event-stream" in value for name, value in headers):
+            self._parser = SseParser()
+
+    def on_data(self, data: bytes, now_ns: int) -> None:
+        self._pieces.append((now_ns, data))
+        if len(self._pieces) >= FOLD_PIECES and self._parser is not None:
+            self._fold(self._parser)
+
+    def on_end(self, error: httpx.TransportError | None, now_ns: int) -> None:
+        if self.end_ns:
+            return  # given up before
+        self.end_ns = now_ns
+        if self._parser is not None:
+            self._finish_stream(self._parser, is_whole=error is None)
+        elif error is None:
+            self._finish_whole(b"".join(data for _, data in self._pieces))
+        if error is not None:
+            self.fail(_blame(error), str(error) or type(error).__name__)
+        self._pieces.clear()
+        self.done(self)
+
+    def give_up(self, why: str) -> None:
+        """Nobody waits for the answer any more: hang up, as a user does who goes away."""
+        self.fail("cancelled", why)
+        self.on_end(httpx.ReadError(why), time.monotonic_ns())
+        self.abort()
 
     def fail(self, kind: ErrorKind, text: str) -> None:
+        """The first fault counts."""
         if self.error_kind is None:
             self.error_kind, self.error_text = kind, text[:MAX_ERROR_CHARS]
+
+    def _fold(self, parser: SseParser) -> None:
+        pieces, self._pieces = self._pieces, []
+        for now_ns, data in pieces:
+            for event in parser.feed(data):
+                self.add(parse_chunk(event.data), now_ns)
+
+    def _finish_stream(self, parser: SseParser, is_whole: bool) -> None:
+        self._fold(parser)
+        for event in parser.finish():
+            self.add(parse_chunk(event.data), self.end_ns)
+        if self.facts.error is not None:
+            self.fail("stream_error", self.facts.error)
+        elif is_whole and self.chunks == 0:
+            self.fail("no_tokens", "the stream ended without a token")
+        elif is_whole and not self.facts.is_done and self.facts.finish_reason is None:
+            self.fail("connection_lost", "the stream ended before its finish reason")
+
+    def _finish_whole(self, body: bytes) -> None:
+        facts = parse_response(body)
+        text = body[:MAX_ERROR_CHARS].decode("utf-8", "replace")
+        if self.http_status is not None and self.http_status >= 400:
+            self.fail("http_status", f"HTTP {self.http_status}: {facts.error or text}")
+        elif not facts.is_parsed:
+            self.fail("bad_response", text)
+        else:
+            self.add(facts, self.end_ns)
+            if facts.error is not None:
+                self.fail("stream_error", facts.error)
+            elif not facts.has_token:
+                self.fail("no_tokens", "the answer is empty")
 
     def add(self, facts: ChunkFacts, now_ns: int) -> None:
         """Fold one event in. A token counts when it is there: an empty or role-only chunk is not one."""
@@ -75,104 +138,91 @@ def _tokens_in(facts: ChunkFacts, before: int | None) -> int | None:
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """All of a POST but its body, made once by httpx: URL, Host, authorisation and other headers."""
+
+    request: httpx.Request
+    origin: Origin
+    head: bytes  # request line and headers, up to the value of Content-Length
+
+
+class Client:
+    """httpx's API in `http`, for what is asked seldom; `post` for the requests of a replay."""
+
+    def __init__(self, http: httpx.AsyncClient, own: Transport | None) -> None:
+        self.http = http
+        self._own = own
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def endpoint(self, url: str) -> Endpoint:
+        request = self.http.build_request("POST", url, headers={"Content-Type": "application/json"})
+        request.headers.pop("Content-Length", None)
+        head = message_of(request, b"").removesuffix(b"\r\n") + b"Content-Length: "
+        return Endpoint(request=request, origin=origin_of(request.url), head=head)
+
+    def post(self, endpoint: Endpoint, body: bytes, seen: Exchange) -> None:
+        """Send one JSON body; `seen` hears of its answer, streamed or whole. Written at once where a connection is open."""
+        if self._own is not None:
+            self._own.send(endpoint.origin, b"%b%d\r\n\r\n%b" % (endpoint.head, len(body), body), seen)
+            return
+        task = asyncio.get_running_loop().create_task(_over_httpx(self.http, endpoint.request, body, seen))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def exchange(self, endpoint: Endpoint, body: bytes) -> Exchange:
+        """`post`, and wait for its end."""
+        ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+        self.post(endpoint, body, Exchange(done=ended.set_result))
+        return await ended
+
+    def reserve(self, endpoint: Endpoint, count: int) -> None:
+        """So many requests are due soon: open connections for them."""
+        if self._own is not None:
+            self._own.reserve(endpoint.origin, count)
+
+
 @asynccontextmanager
-async def http_client(timeout_s: float, headers: dict[str, str]) -> AsyncIterator[httpx.AsyncClient]:
-    """A client without a connection cap: a hidden cap would turn an open loop into a closed one."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-    session = aiohttp.ClientSession(connector=connector, auto_decompress=False, read_bufsize=2**20)
-    timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
-    async with (
-        session,
-        httpx.AsyncClient(transport=AiohttpTransport(client=session), timeout=timeout, headers=headers) as client,
-    ):
-        yield client
+async def client_for(timeout_s: float, headers: dict[str, str], transport: TransportName = "own") -> AsyncIterator[Client]:
+    """A client without a connection cap: a hidden cap would turn an open loop into a closed one.
+
+    `httpx` is httpx's own transport, as a cross-check. It scans its pool for each request (encode/httpcore issue 1035); with a
+    few idle connections at most that scan stays short.
+    """
+    timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+    own = Transport(read_timeout_s=timeout_s) if transport == "own" else None
+    below = own or httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=16))
+    headers = {"Accept-Encoding": "identity", **headers}  # a compressing proxy would hold tokens back
+    async with httpx.AsyncClient(transport=below, timeout=timeout, headers=headers) as http:
+        yield Client(http, own)
 
 
-async def exchange(client: httpx.AsyncClient, url: str, body: bytes) -> Exchange:
-    """Send one JSON body and read its answer, streamed or whole. Faults of the target become `error_kind`."""
-    seen = Exchange(sent_ns=time.monotonic_ns())
+async def _over_httpx(http: httpx.AsyncClient, template: httpx.Request, body: bytes, seen: Exchange) -> None:
+    request = http.build_request("POST", template.url, content=body, headers=template.headers)
+    task = asyncio.current_task()
+    assert task is not None
+    seen.on_sent(time.monotonic_ns(), task.cancel)
+    error: httpx.TransportError | None = None
     try:
+        response = await http.send(request, stream=True)
+        seen.on_head(response.status_code, response.headers.raw, time.monotonic_ns())
         try:
-            await _attempt(client, url, body, seen)
-        except httpx.TransportError as error:
-            if not _is_stale(error, seen):
-                raise
-            await _attempt(client, url, body, seen)
-    except httpx.TransportError as error:
-        seen.fail(*_blame(error))
-    seen.end_ns = time.monotonic_ns()
-    return seen
+            async for data in response.aiter_raw():
+                seen.on_data(data, time.monotonic_ns())
+        finally:
+            await response.aclose()
+    except httpx.TransportError as fault:
+        error = fault
+    except asyncio.CancelledError:
+        error = httpx.ReadError("given up")
+    seen.on_end(error, time.monotonic_ns())
 
 
-def _blame(error: httpx.TransportError) -> tuple[ErrorKind, str]:
-    """httpx-aiohttp maps every lost connection to ConnectTimeout, so aiohttp's own error decides."""
-    cause = error.__cause__
-    text = f"{type(cause or error).__name__}: {cause or error}"
-    if isinstance(cause, TimeoutError) and not isinstance(cause, aiohttp.ConnectionTimeoutError):
-        return "timeout", text
-    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) or cause is None:
-        return ("connect" if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else "connection_lost"), text
-    return "connection_lost", text
-
-
-def _is_stale(error: httpx.TransportError, seen: Exchange) -> bool:
-    """A kept-alive connection that the server had closed while it was idle: nothing came back, so one retry is safe."""
-    return _blame(error)[0] == "connection_lost" and seen.http_status is None and seen.age_ns() < STALE_NS
-
-
-async def _attempt(client: httpx.AsyncClient, url: str, body: bytes, seen: Exchange) -> None:
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-    content = body if len(body) <= PIECE_BYTES else _pieces(body)
-    request = client.build_request("POST", url, content=content, headers=headers)
-    seen.sent_ns = time.monotonic_ns()
-    response = await client.send(request, stream=True)
-    try:
-        seen.http_status = response.status_code
-        if response.status_code >= 400:
-            text = (await response.aread()).decode("utf-8", "replace")
-            seen.first_byte_ns = time.monotonic_ns()
-            seen.fail("http_status", f"HTTP {response.status_code}: {parse_response(text.encode()).error or text}")
-        elif "event-stream" in response.headers.get("content-type", ""):
-            await _read_stream(response, seen)
-        else:
-            await _read_whole(response, seen)
-    finally:
-        await response.aclose()
-
-
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    """A long prompt, a piece at a time: written whole it would hold up the event loop, and every token stamp with it."""
-    for start in range(0, len(body), PIECE_BYTES):
-        yield body[start : start + PIECE_BYTES]
-
-
-async def _read_stream(response: httpx.Response, seen: Exchange) -> None:
-    parser = SseParser()
-    async for chunk in response.aiter_raw():
-        now_ns = time.monotonic_ns()
-        if seen.first_byte_ns is None:
-            seen.first_byte_ns = now_ns
-        for event in parser.feed(chunk):
-            seen.add(parse_chunk(event.data), now_ns)
-    for event in parser.finish():
-        seen.add(parse_chunk(event.data), time.monotonic_ns())
-    if seen.facts.error is not None:
-        seen.fail("stream_error", seen.facts.error)
-    elif seen.chunks == 0:
-        seen.fail("no_tokens", "the stream ended without a token")
-    elif not seen.facts.is_done and seen.facts.finish_reason is None:
-        seen.fail("connection_lost", "the stream ended before its finish reason")
-
-
-async def _read_whole(response: httpx.Response, seen: Exchange) -> None:
-    body = await response.aread()
-    now_ns = seen.first_byte_ns = time.monotonic_ns()
-    facts = parse_response(body)
-    if not facts.is_parsed:
-        seen.fail("bad_response", body[:MAX_ERROR_CHARS].decode("utf-8", "replace"))
-        return
-    seen.add(facts, now_ns)
-    if facts.error is not None:
-        seen.fail("stream_error", facts.error)
-    elif not facts.has_token:
-        seen.fail("no_tokens", "the answer is empty")
+def _blame(error: httpx.TransportError) -> ErrorKind:
+    match error:
+        case httpx.ConnectError() | httpx.ConnectTimeout():
+            return "connect"
+        case httpx.TimeoutException():
+            return "timeout"
+        case _:
+            return "connection_lost"

@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from replay.edge.client import exchange
+from replay.edge.client import Client
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
 from replay.plan.prompts import Vocabulary
@@ -30,7 +30,7 @@ class Target:
     notes: list[str] = field(default_factory=list)
 
 
-async def probe(client: httpx.AsyncClient, url: str, *, prompt_mode: str, tokenizer: str, metrics_url: str | None) -> Target:
+async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, metrics_url: str | None) -> Target:
     """Raises PlanError if nothing usable answers at `url`."""
     notes: list[str] = []
     model = await _model(client, url)
@@ -48,7 +48,7 @@ async def probe(client: httpx.AsyncClient, url: str, *, prompt_mode: str, tokeni
     if mode == "text":
         overhead = await _text_overhead(client, url, model, vocabulary, notes)
     page = metrics_url or url + "/metrics"
-    state = await scrape(client, page)
+    state = await scrape(client.http, page)
     if state is None:
         notes.append(f"no metrics at {page}: KV usage, preemptions and queue cannot be shown")
     return Target(
@@ -65,9 +65,9 @@ async def probe(client: httpx.AsyncClient, url: str, *, prompt_mode: str, tokeni
     )
 
 
-async def _model(client: httpx.AsyncClient, url: str) -> str:
+async def _model(client: Client, url: str) -> str:
     try:
-        response = await client.get(url + "/v1/models", timeout=10)
+        response = await client.http.get(url + "/v1/models", timeout=10)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise PlanError(
             "the target cannot be reached",
@@ -88,12 +88,12 @@ async def _model(client: httpx.AsyncClient, url: str) -> str:
         ) from error
 
 
-async def _vocabulary(client: httpx.AsyncClient, url: str, model: str, tokenizer: str, notes: list[str]) -> Vocabulary:
+async def _vocabulary(client: Client, url: str, model: str, tokenizer: str, notes: list[str]) -> Vocabulary:
     """Words that the server itself says are one token each; else ids that every large vocabulary has."""
     words, ids = safe_words(tokenizer)
     body = {"model": model, "prompt": words.tobytes().decode("ascii"), "add_special_tokens": False}
     try:
-        response = await client.post(url + "/tokenize", content=msgspec.json.encode(body), timeout=30)
+        response = await client.http.post(url + "/tokenize", content=msgspec.json.encode(body), timeout=30)
         tokens = msgspec.json.decode(response.content)["tokens"] if response.status_code == 200 else None
     except (httpx.HTTPError, msgspec.DecodeError, KeyError, TypeError):
         tokens = None
@@ -109,17 +109,17 @@ async def _vocabulary(client: httpx.AsyncClient, url: str, model: str, tokenizer
     return Vocabulary(ids=np.arange(*_FALLBACK_IDS), words=None)
 
 
-async def _takes_ids(client: httpx.AsyncClient, url: str, model: str, vocabulary: Vocabulary) -> tuple[bool, bool]:
+async def _takes_ids(client: Client, url: str, model: str, vocabulary: Vocabulary) -> tuple[bool, bool]:
     """(token-id prompts work and are counted exactly, answers carry their token ids)."""
     prompt = vocabulary.ids[np.arange(33) * 7 % len(vocabulary.ids)].tolist()
     body = {"model": model, "prompt": prompt, "max_tokens": 2, "return_token_ids": True}
-    seen = await exchange(client, url + "/v1/completions", msgspec.json.encode(body))
+    seen = await client.exchange(client.endpoint(url + "/v1/completions"), msgspec.json.encode(body))
     usage = seen.facts.usage
     accepted = seen.error_kind in (None, "no_tokens") and usage is not None and usage.prompt_tokens == len(prompt)
     return accepted, accepted and bool(seen.facts.token_ids)
 
 
-async def _text_overhead(client: httpx.AsyncClient, url: str, model: str, vocabulary: Vocabulary, notes: list[str]) -> int:
+async def _text_overhead(client: Client, url: str, model: str, vocabulary: Vocabulary, notes: list[str]) -> int:
     """Tokens that the server adds to a text prompt, from two lengths. Raises PlanError if text does not come out exact."""
     if vocabulary.words is None:
         raise PlanError("text prompts need the target's own tokenizer", path=url, next_step="Give --tokenizer tokenizer.json")
@@ -127,7 +127,7 @@ async def _text_overhead(client: httpx.AsyncClient, url: str, model: str, vocabu
     for length in (40, 200):
         text = vocabulary.words[np.arange(length) * 11 % len(vocabulary.words)].tobytes().decode("ascii")
         body = {"model": model, "prompt": text, "max_tokens": 1}
-        seen = await exchange(client, url + "/v1/completions", msgspec.json.encode(body))
+        seen = await client.exchange(client.endpoint(url + "/v1/completions"), msgspec.json.encode(body))
         if seen.error_kind not in (None, "no_tokens"):
             raise PlanError("the target refuses a text prompt", path=url + "/v1/completions", seen=seen.error_text)
         count = seen.facts.usage.prompt_tokens if seen.facts.usage else None

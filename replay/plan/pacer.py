@@ -1,48 +1,61 @@
-"""Which request is due, and how long to wait for the next one. Pure: time is an argument; run.py is what sleeps."""
+"""Which request is due, and how long to wait for the next one. Pure: time is an argument; what sleeps is elsewhere."""
 
 import heapq
 
-from replay.plan.plan import Plan
+import numpy as np
+
+from replay.plan.plan import Ints, Plan
 
 
 class Pacer:
     """First turns (and turns without a think time) are due at their planned time: open loop. Other turns become due when
     the turn before has ended and its think time has passed: closed loop inside the session.
+
+    `rows` is the share of the plan that is paced here, whole sessions each; None: all of it.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._children: dict[int, list[int]] = {}
-        self._due: list[tuple[int, int]] = []  # (due_ns, request_id), a heap
-        planned = plan.planned_ns.tolist()
-        rows = zip(plan.parent.tolist(), plan.think_ns.tolist(), strict=True)
-        for i, (parent, think_ns) in enumerate(rows):
-            if parent >= 0 and think_ns >= 0:
-                self._children.setdefault(parent, []).append(i)
-            else:
-                self._due.append((planned[i], i))
-        heapq.heapify(self._due)
+    def __init__(self, plan: Plan, rows: Ints | None = None) -> None:
+        rows = np.arange(len(plan)) if rows is None else rows
+        waits = (plan.parent[rows] >= 0) & (plan.think_ns[rows] >= 0)
+        self._think_ns = plan.think_ns
+        self._open = rows[~waits]  # by planned time, as the plan is; `_next` is the first that was not given out
+        self._open_ns = plan.planned_ns[self._open]
+        self._next = 0
+        later = rows[waits]
+        self._children = later[np.argsort(plan.parent[later], kind="stable")]  # those of row r: from _first[r] to _first[r + 1]
+        self._first = np.concatenate([[0], np.cumsum(np.bincount(plan.parent[later], minlength=len(plan)))])
+        self._waiting = len(later)
+        self._due: list[tuple[int, int]] = []  # (due_ns, request_id) of later turns whose parent has ended, a heap
 
     def take_due(self, now_ns: int) -> list[tuple[int, int]]:
         """(due_ns, request_id) of all that is due, earliest first; each is given out once."""
-        taken = []
+        start = self._next
+        self._next = end = max(start, int(np.searchsorted(self._open_ns, now_ns, side="right")))
+        taken = list(zip(self._open_ns[start:end].tolist(), self._open[start:end].tolist(), strict=True))
+        has_later = bool(self._due) and self._due[0][0] <= now_ns
         while self._due and self._due[0][0] <= now_ns:
             taken.append(heapq.heappop(self._due))
-        return taken
+        return sorted(taken) if has_later else taken
 
     def next_due_ns(self) -> int | None:
         """When the next request is due as far as known; None: none, or all wait for answers."""
-        return self._due[0][0] if self._due else None
+        known = [self._due[0][0]] if self._due else []
+        if self._next < len(self._open):
+            known.append(int(self._open_ns[self._next]))
+        return min(known, default=None)
 
-    def ended(self, request_id: int, end_ns: int) -> None:
-        """A request ended, well or not: the turns that waited for it become due after their think time."""
-        for child in self._children.pop(request_id, ()):
-            heapq.heappush(self._due, (end_ns + int(self._plan.think_ns[child]), child))
+    def ended(self, request_id: int, end_ns: int) -> bool:
+        """A request ended, well or not: the turns that waited for it become due after their think time. Whether any did."""
+        children = self._children[self._first[request_id] : self._first[request_id + 1]].tolist()
+        for child in children:
+            heapq.heappush(self._due, (end_ns + int(self._think_ns[child]), child))
+        self._waiting -= len(children)
+        return bool(children)
 
     @property
     def is_finished(self) -> bool:
-        return not self._due and not self._children
+        return not self.left
 
     @property
     def left(self) -> int:
-        return len(self._due) + sum(len(children) for children in self._children.values())
+        return len(self._open) - self._next + len(self._due) + self._waiting

@@ -4,15 +4,17 @@ Tokens come from a counter-based generator over (salt, id, position): nothing is
 workload new to a server's cache.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.plan.plan import Planned
+from replay.plan.plan import Plan
 
 Tokens = NDArray[np.int64]  # places in the vocabulary's table, or token ids
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_TAIL_SALT = 0x7A11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,33 +27,37 @@ class Vocabulary:
 
 def splitmix64(counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014): the output function."""
-    with np.errstate(over="ignore"):
-        z = counter * _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+    z = counter * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
-def block_tokens(ids: NDArray[np.int32], width: int, salt: int, vocabulary_size: int) -> Tokens:
-    """Places in the vocabulary of `width` tokens for each id, one after the other. Shape [len(ids) * width].
+def prompt_places(plan: Plan, rows: Sequence[int], salt: int, vocabulary_size: int) -> list[Tokens]:
+    """The prompts of these requests as places in the vocabulary, each exactly `input_tokens` long.
 
-    Of 3,601 words a block of 16 carries 189 bits: no two ids collide in practice.
+    A block's tokens follow from its id and the salt alone, a tail's from the tail's id; many short prompts at once cost little
+    more than one. Of 3,601 words a block of 16 carries 189 bits: no two ids collide in practice.
     """
-    with np.errstate(over="ignore"):
-        seeds = splitmix64(ids.astype(np.uint64) + np.uint64(1) + (np.uint64(salt % 2**32) << np.uint64(32)))
-        counters = (seeds[:, None] + np.arange(width, dtype=np.uint64)[None, :]).ravel()
+    wanted = np.asarray(rows, dtype=np.int64)
+    counts = plan.blocks.lengths_of(wanted)
+    first = np.concatenate([[0], np.cumsum(counts + 1)])  # names of a request: its blocks, then its tail
+    is_tail = np.zeros(first[-1], dtype=bool)
+    is_tail[first[1:] - 1] = True
+    names = np.empty(first[-1], dtype=np.int64)
+    names[~is_tail] = plan.blocks.rows(wanted).ids
+    names[is_tail] = plan.tail_id[wanted]
+    widths = np.full(first[-1], plan.block_tokens)
+    widths[is_tail] = plan.tail_tokens[wanted]
+    salts = np.where(is_tail, salt ^ _TAIL_SALT, salt).astype(np.uint64) << np.uint64(32)  # a tail's name is no block's
+    seeds = splitmix64(names.astype(np.uint64) + np.uint64(1) + salts)
+    ends = np.cumsum(widths)
+    counters = np.repeat(seeds - (ends - widths).astype(np.uint64), widths) + np.arange(ends[-1], dtype=np.uint64)
     high = splitmix64(counters) >> np.uint64(32)
-    return ((high * np.uint64(vocabulary_size)) >> np.uint64(32)).astype(np.int64)
-
-
-def prompt_places(planned: Planned, width: int, salt: int, vocabulary_size: int) -> Tokens:
-    """The whole prompt as places in the vocabulary, exactly `input_tokens` long."""
-    parts = [block_tokens(planned.blocks, width, salt, vocabulary_size)]
-    if planned.tail_tokens:
-        name = np.array([planned.tail_id], dtype=np.int32)
-        # A tail's name differs from every block's, and its tokens go on as far as the tail does.
-        parts.append(block_tokens(name, planned.tail_tokens, salt ^ 0x7A11, vocabulary_size))
-    return np.concatenate(parts)[: planned.input_tokens]
+    places = ((high * np.uint64(vocabulary_size)) >> np.uint64(32)).astype(np.int64)
+    starts = np.concatenate([[0], ends[first[1:] - 1]]).tolist()
+    lengths = plan.input_tokens[wanted].tolist()
+    return [places[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
 def spliced(own: Tokens, previous: Tokens | None, shared_tokens: int) -> tuple[Tokens, bool]:

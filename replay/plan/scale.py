@@ -51,10 +51,10 @@ def _by_users(plan: Plan, k: float, rng: np.random.Generator) -> Plan:
 
 def _copy(plan: Plan, rows: Ints, global_blocks: Ints, id_shift: int, time_shift: Ints) -> Plan:
     """These rows with all ids below the global prefixes moved by `id_shift`."""
-    blocks = _rows_of(plan.blocks, rows)
+    blocks = plan.blocks.rows(rows)
     place = np.arange(len(blocks.ids)) - np.repeat(blocks.offsets[:-1], blocks.lengths)
     private = place >= np.repeat(global_blocks[rows], blocks.lengths)
-    answers = _rows_of(plan.answer_blocks, rows)
+    answers = plan.answer_blocks.rows(rows)
     new_place = np.full(len(plan), -1, dtype=np.int64)
     new_place[rows] = np.arange(len(rows))
     parent = plan.parent[rows]
@@ -100,18 +100,11 @@ def _merged(plan: Plan, parts: list[Plan]) -> Plan:
         session_id=session[order],
         planned_ns=planned[order],
         parent=parent,
-        blocks=_rows_of(_stacked([part.blocks for part in parts]), order),
-        answer_blocks=_rows_of(_stacked([part.answer_blocks for part in parts]), order),
+        blocks=_stacked([part.blocks for part in parts]).rows(order),
+        answer_blocks=_stacked([part.answer_blocks for part in parts]).rows(order),
         notes=plan.notes,
         **{name: values[order] for name, values in joined.items()},
     )
-
-
-def _rows_of(blocks: Blocks, rows: Ints) -> Blocks:
-    lengths = blocks.lengths[rows]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    source = np.repeat(blocks.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return Blocks(offsets=offsets, ids=blocks.ids[source])
 
 
 def _stacked(parts: list[Blocks]) -> Blocks:

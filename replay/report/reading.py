@@ -12,7 +12,8 @@ from replay.judge.metrics import Facts
 from replay.judge.notes import plan_note, torn_note
 from replay.judge.summary import Slo, Summary
 from replay.judge.verdict import judge_point
-from replay.outcome import Outcome, Sample
+from replay.outcome import Sample
+from replay.results import read_lines, read_outcomes
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,9 +35,8 @@ def judge_run(run_dir: Path, slos: Sequence[Slo] = ()) -> Summary:
     manifest = _manifest(run_dir)
     points, torn = [], 0
     for facts in manifest.points:
-        stem = run_dir / f"point-{facts.index}"
-        outcomes, torn_outcomes = _rows(Path(f"{stem}.outcomes.jsonl"), Outcome)
-        samples, torn_samples = _rows(Path(f"{stem}.samples.jsonl"), Sample)
+        outcomes, torn_outcomes = read_outcomes(run_dir, facts.index)
+        samples, torn_samples = read_lines(run_dir / f"point-{facts.index}.samples.jsonl", Sample)
         torn += torn_outcomes + torn_samples
         points.append(judge_point(facts, outcomes, samples, slos))
     points = with_regimes(points)
@@ -66,18 +66,3 @@ def _manifest(run_dir: Path) -> Manifest:
         raise PlanError(
             "cannot be read", path=str(path), seen=str(error), wanted="what chatreel replay writes", next_step="Replay again"
         ) from error
-
-
-def _rows[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
-    decode = msgspec.json.Decoder(kind).decode
-    rows, torn = [], 0
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                try:
-                    rows.append(decode(line))
-                except msgspec.DecodeError:
-                    torn += 1
-    except FileNotFoundError:
-        return [], 0
-    return rows, torn

@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from pyarrow.parquet import read_table as read_parquet
 
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
+from replay.results import read_outcomes
 from replay.run import Progress, ReplayConfig, replay
 from replay.sim.server import ServerConfig, serving
 from tracer.schema import Footer, Request
@@ -56,8 +59,9 @@ def trace(tmp_path: Path) -> Path:
 
 
 def outcomes(run_dir: Path, point: int = 0) -> list[Outcome]:
-    lines = (run_dir / f"point-{point}.outcomes.jsonl").read_bytes().splitlines()
-    return [msgspec.json.decode(line, type=Outcome) for line in lines]
+    seen, torn = read_outcomes(run_dir, point)
+    assert not torn
+    return seen
 
 
 @pytest.mark.parametrize("by", ["users", "time"])
@@ -80,6 +84,26 @@ def test_reported_hit_rate_is_the_predicted_one(trace: Path, tmp_path: Path, by:
         reported = sum(one.cached_tokens or 0 for one in seen) / sum(one.input_tokens or 0 for one in seen)
         assert reported == pytest.approx(point["hit_rate_predicted"], abs=0.02)
         assert reported > 0.7
+
+
+@pytest.mark.parametrize("choice", [{"workers": 2}, {"transport": "httpx"}])
+def test_several_processes_and_the_other_transport_do_the_same(trace: Path, tmp_path: Path, choice: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with serving(ServerConfig(port=0)) as url:
+            await replay(ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0, 2.0), **choice))
+
+    asyncio.run(run())
+
+    workers = choice.get("workers", 1)
+    for point, planned in enumerate((36, 72)):
+        seen = outcomes(tmp_path / "run", point)
+        assert sorted(one.request_id for one in seen) == list(range(planned))
+        assert {one.error_kind for one in seen} == {None}
+        assert all(one.answer_spliced for one in seen if one.turn)
+        parts = [read_parquet(path) for path in (tmp_path / "run").glob(f"point-{point}.outcomes-*.parquet")]
+        assert len(parts) == workers and all(len(part) for part in parts)
+        sessions = [set(part["session_id"].to_pylist()) for part in parts]
+        assert len(set.union(*sessions)) == sum(map(len, sessions))
 
 
 def test_later_turns_wait_for_the_answer_and_think(trace: Path, tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def test_by_users_copies_groups_whole_with_fresh_private_ids(sessions: int, turn
     assert (np.diff(scaled.planned_ns) >= 0).all()
     assert first_unchained(scaled.blocks) is None
     private = {}
-    for one in scaled:
-        assert one.blocks[:4].tolist() == [0, 1, 2, 3]  # the global prefix stays shared
-        private.setdefault(one.session_id, set()).update(one.blocks[4:].tolist())
+    for session, blocks in zip(scaled.session_id.tolist(), scaled.blocks, strict=True):
+        assert blocks[:4].tolist() == [0, 1, 2, 3]  # the global prefix stays shared
+        private.setdefault(session, set()).update(blocks[4:].tolist())
     assert len(private) == k * sessions
     assert sum(len(ids) for ids in private.values()) == len(set().union(*private.values()))
 
@@ -102,16 +102,16 @@ def test_by_users_keeps_gaps_and_parents_inside_a_copy(sessions: int, turns: int
 
     scaled = scale_plan(plan, 3, "users", rng(seed))
 
-    for one in scaled:
-        if one.turn == 0:
-            assert one.parent is None
-            continue
-        assert one.parent is not None
-        before = scaled[one.parent]
-        assert (before.session_id, before.turn) == (one.session_id, one.turn - 1)
-        assert one.planned_ns - before.planned_ns == 3 * 10**9
-        assert one.blocks[: len(before.blocks)].tolist() == before.blocks.tolist()
-        assert one.blocks[len(before.blocks)] == before.answer_blocks[0]
+    assert ((scaled.turn == 0) == (scaled.parent < 0)).all()
+    later = np.flatnonzero(scaled.parent >= 0)
+    before = scaled.parent[later]
+    assert (scaled.session_id[before] == scaled.session_id[later]).all()
+    assert (scaled.turn[before] == scaled.turn[later] - 1).all()
+    assert (scaled.planned_ns[later] - scaled.planned_ns[before] == 3 * 10**9).all()
+    for one, parent in zip(later.tolist(), before.tolist(), strict=True):
+        shared = len(scaled.blocks[parent])
+        assert scaled.blocks[one][:shared].tolist() == scaled.blocks[parent].tolist()
+        assert scaled.blocks[one][shared] == scaled.answer_blocks[parent][0]
 
 
 def test_a_fraction_is_the_chance_of_one_more_copy() -> None:

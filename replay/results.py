@@ -1,0 +1,74 @@
+"""Outcomes on disk: a line a request while it runs, which survives a kill; one Parquet file a share when it has ended."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay.outcome import Outcome
+
+ROWS_AT_ONCE = 16_384
+
+_TYPES = {"chunk_gaps_us": pa.list_(pa.int64()), "chunk_tokens": pa.list_(pa.int32()), "answer_spliced": pa.bool_()}
+_TEXTS = ("token_count_source", "finish_reason", "error_kind", "error_text")
+_NAMES = Outcome.__struct_fields__
+SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string() if name in _TEXTS else pa.int64())) for name in _NAMES])
+_decode = msgspec.json.Decoder(Outcome).decode
+
+
+def log_path(run_dir: Path, point: int, share: int) -> Path:
+    return run_dir / f"point-{point}.outcomes-{share}.jsonl"
+
+
+def compact(log: Path) -> Path:
+    """A finished log as Parquet, beside it; the log is removed. Memory is that of some thousand rows."""
+    path = log.with_suffix(".parquet")
+    partial = path.with_suffix(".partial")
+    with open(log, "rb") as lines, pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+        rows = (_decode(line) for line in lines)
+        while batch := list(islice(rows, ROWS_AT_ONCE)):
+            columns = [
+                pa.array([getattr(one, name) for one in batch], field.type) for name, field in zip(_NAMES, SCHEMA, strict=True)
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+    partial.replace(path)
+    log.unlink()
+    return path
+
+
+def read_outcomes(run_dir: Path, point: int) -> tuple[list[Outcome], int]:
+    """(all shares' outcomes in the order of their end, lines that a kill has torn)."""
+    outcomes, torn = [], 0
+    for path in sorted(run_dir.glob(f"point-{point}.outcomes*.parquet")):
+        outcomes += list(_from_parquet(path))
+    for path in sorted(run_dir.glob(f"point-{point}.outcomes*.jsonl")):
+        rows, bad = read_lines(path, Outcome)
+        outcomes += rows
+        torn += bad
+    outcomes.sort(key=lambda one: one.end_ns or 0)
+    return outcomes, torn
+
+
+def read_lines[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
+    """(rows, lines that are none)."""
+    decode = msgspec.json.Decoder(kind).decode
+    rows, torn = [], 0
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                try:
+                    rows.append(decode(line))
+                except msgspec.DecodeError:
+                    torn += 1
+    except FileNotFoundError:
+        return [], 0
+    return rows, torn
+
+
+def _from_parquet(path: Path) -> Iterator[Outcome]:
+    for batch in pq.ParquetFile(path).iter_batches(ROWS_AT_ONCE):
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield Outcome(**dict(zip(_NAMES, row, strict=True)))

@@ -1,0 +1,314 @@
+"""One process's share of a point: sends its requests on time and writes down what happens to each."""
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.edge.alarm import Alarm
+from replay.edge.client import Client, Exchange
+from replay.edge.probe import Target
+from replay.outcome import Outcome
+from replay.plan.pacer import Pacer
+from replay.plan.plan import Ints, Plan
+from replay.plan.prompts import as_text, prompt_places, spliced
+from replay.results import compact
+
+LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 12k tokens take some 2 ms
+BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again
+LAG_PROBE_S = 0.02
+DEAD_AFTER = 25  # so many requests in a row that did not even reach the target: it is gone
+
+
+@dataclass(slots=True)
+class Stop:
+    """Set by Ctrl-C or by a dead target: send nothing more, drain what is in flight."""
+
+    reason: str | None = None
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def set(self, reason: str) -> None:
+        if self.reason is None:
+            self.reason = reason
+        self.event.set()
+
+
+@dataclass(slots=True)
+class Counts:
+    """How far a share is; the last two since they were last asked for."""
+
+    sent: int = 0
+    ended: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    late_ns_max: int = 0
+    stop_reason: str | None = None
+    loop_lag_ns: int = 0  # worst delay of the event loop: a stalled loop stamps every token late
+    cpu_share: float = 0.0  # of one core
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that a share needs beside its rows of the plan."""
+
+    target: Target
+    salt: int
+    drain_s: float
+    point: int
+    log: Path
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A request that only waits for its time."""
+
+    row: int
+    due_ns: int
+    ready_ns: int
+    body: bytes
+    prompt: NDArray[np.int64] | None  # kept where a later turn carries it on
+    answer_spliced: bool | None
+
+
+class Share:
+    def __init__(self, plan: Plan, rows: Ints, job: Job, client: Client, stop: Stop) -> None:
+        self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
+        self.target = job.target
+        self.endpoint = client.endpoint(self.target.url + "/v1/completions")
+        self.pacer = Pacer(plan, rows)
+        self.is_continued = np.zeros(len(plan), dtype=bool)
+        self.is_continued[plan.parent[plan.parent >= 0]] = True
+        self.spoken: dict[int, NDArray[np.int64]] = {}  # prompt + answer of turns that a later turn continues
+        self.start_ns = 0
+        self.prepared = 0
+        self.open: dict[int, Exchange] = {}  # by row
+        self.unreached = 0
+        self.log: BinaryIO | None = None
+        self._counts = Counts()
+        self._cpu_ns, self._wall_ns = time.process_time_ns(), time.monotonic_ns()
+        gc.collect()
+
+    @property
+    def now_ns(self) -> int:
+        return time.monotonic_ns() - self.start_ns
+
+    def counts(self) -> list[Counts]:
+        counts = self._counts
+        cpu_ns, wall_ns = time.process_time_ns(), time.monotonic_ns()
+        counts.cpu_share = (cpu_ns - self._cpu_ns) / max(1, wall_ns - self._wall_ns)
+        counts.stop_reason = self.stop.reason
+        self._cpu_ns, self._wall_ns = cpu_ns, wall_ns
+        taken = replace(counts)
+        counts.loop_lag_ns = 0
+        if self.log is not None and not self.log.closed:
+            self.log.flush()
+        return [taken]
+
+    async def ready(self) -> None:
+        """At once: see workers.py for those that are not."""
+
+    async def run(self, start_ns: int) -> None:
+        """Until all has ended or was given up; the log is Parquet then.
+
+        `start_ns`: CLOCK_MONOTONIC, one clock for all processes of a machine.
+        """
+        self.start_ns = start_ns
+        self.changed = asyncio.Event()
+        self.alarm = Alarm()
+        gc.freeze()  # a collection over a long plan would stall every stream
+        try:
+            with open(self.job.log, "wb", buffering=1 << 16) as self.log:
+                async with background(self._probe_lag(), self._hear_stop()):
+                    try:
+                        await self._send_all()
+                        await self._drain()
+                    finally:
+                        self._give_up()
+        finally:
+            self.alarm.close()
+            gc.unfreeze()
+        compact(self.job.log)
+
+    async def _send_all(self) -> None:
+        while not self.pacer.is_finished and self.stop.reason is None:
+            self.changed.clear()
+            for due in self._in_batches(self.pacer.take_due(self.now_ns + LOOK_AHEAD_NS)):
+                self._prepare(due)
+                await asyncio.sleep(0)
+            await self._wait_for_work()
+
+    def _in_batches(self, due: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        batch, tokens = [], 0
+        for one in due:
+            batch.append(one)
+            tokens += int(self.plan.input_tokens[one[1]])
+            if tokens >= BUILD_TOKENS:
+                yield batch
+                batch, tokens = [], 0
+        if batch:
+            yield batch
+
+    async def _wait_for_work(self) -> None:
+        """Until something else is due within the look-ahead, or an answer made a next turn due, or we are to stop."""
+        next_ns = self.pacer.next_due_ns()
+        if next_ns is None:
+            await self.changed.wait()
+            return
+        wait_s = (next_ns - LOOK_AHEAD_NS - self.now_ns) / 1e9
+        if wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self.changed.wait()
+
+    async def _drain(self) -> None:
+        if self.stop.reason is not None:
+            self.alarm.close()
+            self.prepared = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.job.drain_s):
+                while self.prepared or self.open:
+                    self.changed.clear()
+                    await self.changed.wait()
+
+    def _give_up(self) -> None:
+        """Drained too long, or the second Ctrl-C."""
+        for seen in list(self.open.values()):
+            seen.give_up("the run ended before the answer did")
+
+    def _prepare(self, due: list[tuple[int, int]]) -> None:
+        vocabulary = self.target.vocabulary
+        prompts = prompt_places(self.plan, [row for _, row in due], self.job.salt, len(vocabulary.ids))
+        for (due_ns, row), places in zip(due, prompts, strict=True):
+            prompt, answer_spliced = self._prompt(row, places)
+            body = self._body(row, prompt)
+            kept = prompt if self.is_continued[row] else None
+            ready = _Ready(row, due_ns, self.now_ns, body, kept, answer_spliced)
+            self.prepared += 1
+            self.alarm.call_at(self.start_ns + due_ns, partial(self._send, ready))
+        self.client.reserve(self.endpoint, self.prepared)
+
+    def _prompt(self, row: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool | None]:
+        """The prompt as token ids (mode ids) or places in the vocabulary (mode text)."""
+        parent = int(self.plan.parent[row])
+        if self.target.prompt_mode == "text":
+            keep = max(1, len(places) - self.target.overhead_tokens)
+            return places[:keep], None if parent < 0 else False
+        tokens = self.target.vocabulary.ids[places]
+        if parent < 0:
+            return tokens, None
+        return spliced(tokens, self.spoken.pop(parent, None), int(self.plan.parent_tokens[row]))
+
+    def _body(self, row: int, prompt: NDArray[np.int64]) -> bytes:
+        is_text = self.target.prompt_mode == "text"
+        output_tokens = int(self.plan.output_tokens[row])
+        body = {
+            "model": self.target.model,
+            "prompt": as_text(prompt, self.target.vocabulary) if is_text else prompt.tolist(),
+            "max_tokens": output_tokens,
+            "min_tokens": output_tokens,  # ignore_eos alone does not fix the length on every server
+            "ignore_eos": True,
+            "temperature": 1.0,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        if self.target.returns_token_ids:
+            body["return_token_ids"] = True
+        return msgspec.json.encode(body)
+
+    def _send(self, ready: _Ready) -> None:
+        self.prepared -= 1
+        self._counts.sent += 1
+        seen = Exchange(done=partial(self._ended, ready))
+        self.open[ready.row] = seen
+        self.client.post(self.endpoint, ready.body, seen)
+
+    def _ended(self, ready: _Ready, seen: Exchange) -> None:
+        row, counts = ready.row, self._counts
+        self.open.pop(row, None)
+        outcome = _outcome(self.plan, ready, seen, self.start_ns)
+        assert self.log is not None
+        self.log.write(msgspec.json.encode(outcome) + b"\n")
+        counts.ended += 1
+        counts.errors += seen.error_kind is not None
+        counts.prompt_tokens += outcome.input_tokens or 0
+        counts.cached_tokens += outcome.cached_tokens or 0
+        counts.late_ns_max = max(counts.late_ns_max, (outcome.sent_ns or 0) - outcome.planned_ns)
+        if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
+            self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])
+        self.unreached = self.unreached + 1 if seen.error_kind in ("connect", "connection_lost") else 0
+        if self.unreached >= DEAD_AFTER:
+            self.stop.set(f"the target is gone: {self.unreached} requests in a row did not get through")
+        if self.pacer.ended(row, outcome.end_ns or self.now_ns) or self.pacer.is_finished or self.stop.reason is not None:
+            self.changed.set()
+
+    async def _hear_stop(self) -> None:
+        await self.stop.event.wait()
+        self.changed.set()
+
+    async def _probe_lag(self) -> None:
+        while True:
+            before = time.monotonic_ns()
+            await asyncio.sleep(LAG_PROBE_S)
+            late_ns = time.monotonic_ns() - before - int(LAG_PROBE_S * 1e9)
+            self._counts.loop_lag_ns = max(self._counts.loop_lag_ns, late_ns)
+
+
+@contextlib.asynccontextmanager
+async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.get_running_loop().create_task(one) for one in coroutines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+
+def _outcome(plan: Plan, ready: _Ready, seen: Exchange, start_ns: int) -> Outcome:
+    def since(absolute_ns: int | None) -> int | None:
+        return None if absolute_ns is None else absolute_ns - start_ns
+
+    row = ready.row
+    usage = seen.facts.usage
+    counted = usage is not None and usage.completion_tokens is not None
+    has_all_counts = len(seen.chunk_tokens) == seen.chunks
+    return Outcome(
+        request_id=row,
+        source_request_id=int(plan.source_request_id[row]),
+        session_id=int(plan.session_id[row]),
+        turn=int(plan.turn[row]),
+        planned_ns=ready.due_ns,
+        recorded_ns=int(plan.planned_ns[row]),
+        ready_ns=ready.ready_ns,
+        sent_ns=since(seen.sent_ns),
+        first_byte_ns=since(seen.first_byte_ns),
+        first_reasoning_ns=since(seen.first_reasoning_ns),
+        first_answer_ns=since(seen.first_answer_ns),
+        last_token_ns=since(seen.last_token_ns),
+        end_ns=since(seen.end_ns),
+        planned_input_tokens=int(plan.input_tokens[row]),
+        planned_output_tokens=int(plan.output_tokens[row]),
+        input_tokens=usage.prompt_tokens if usage else None,
+        output_tokens=usage.completion_tokens if usage and counted else (seen.chunks or None),
+        cached_tokens=usage.cached_tokens if usage else None,
+        token_count_source="usage" if counted else ("chunks" if seen.chunks else None),
+        chunk_gaps_us=seen.chunk_gaps_us,
+        chunk_tokens=seen.chunk_tokens if has_all_counts and seen.chunks else None,
+        finish_reason=seen.facts.finish_reason,
+        http_status=seen.http_status,
+        error_kind=seen.error_kind,
+        error_text=seen.error_text,
+        answer_spliced=ready.answer_spliced,
+    )
