@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
+from chatreel.synth_commands import add_to as add_synth_commands
 from chatreel.trace_commands import add_to as add_trace_commands
 from tracer.errors import TraceError
 
@@ -217,6 +218,9 @@ def generate(
     )
     for line in run_generate(options, seed, out_path):
         err.print(line, highlight=False, markup=False)
+
+
+add_synth_commands(app)
 
 
 @app.command(epilog="Example: chatreel serve --preset h100-llama3-8b --kv-tokens 200000 --port 8000")

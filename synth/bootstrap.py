@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from synth.arrivals import NS, spread_inside_grid
+from synth.fidelity import rows_named
 from synth.generate import MAX_ID, Totals
 from tracer.analysis.groups import Groups, sharing_groups
 from tracer.analysis.reuse import concatenate, one_each, prompt_tokens, require_chained
@@ -24,7 +25,7 @@ from tracer.tracefile import column
 
 Ints = NDArray[np.int64]
 MAX_JITTER_NS = 30 * NS  # copies of a group start this much earlier or later at most: the rate profile stays
-STRATUM = 16  # groups of like size that are drawn together
+STRATUM = 4  # groups alike that are drawn together; wider is more like Poisson, narrower more like the source
 
 # Copied as they are; ids, times and results are not.
 CARRIED = (
@@ -102,7 +103,7 @@ def prepare(table: pa.Table, footer: Footer, duration_ns: int | None, rng: np.ra
         place=place,
         global_ids=global_ids,
         private_ids=private_ids,
-        parent_row=_rows_named(column(table, "request_id"), column(table, "parent_request_id")),
+        parent_row=rows_named(column(table, "request_id"), column(table, "parent_request_id")),
         block_tokens=footer.block_tokens,
         prompt_tokens=prompt_tokens(table, footer),
     )
@@ -128,42 +129,46 @@ def _places(references: Blocks, is_global: NDArray[np.bool_], groups: Groups) ->
     return place, len(names), private
 
 
-def _rows_named(request_ids: Ints, wanted: Ints) -> Ints:
-    """Row of each wanted request id, -1 for none."""
-    order = np.argsort(request_ids)
-    at = np.minimum(np.searchsorted(request_ids, wanted, sorter=order), len(order) - 1)
-    found = (wanted >= 0) & (request_ids[order[at]] == wanted)
-    return np.where(found, order[at], -1)
-
-
 def draw(source: Source, k: float, duration_ns: int | None, rng: np.random.Generator) -> Draw:
     """Each group about Poisson(k) times, over the trace's own span or, repeated, over a longer duration."""
     starts = np.full(len(source.private_ids), source.span_ns)
     np.minimum.at(starts, source.group_of, source.arrival_ns)
-    sizes = np.bincount(source.group_of, weights=source.prompt_tokens, minlength=len(starts))
+    order = _like_beside_like(source, starts)
     reach = min(MAX_JITTER_NS, source.span_ns // 20)
     repeats = 1 if duration_ns is None else -(-duration_ns // source.span_ns)
     groups, shifts = [], []
     for repeat in range(repeats):
         begin = repeat * source.span_ns
-        group = np.repeat(np.arange(len(starts)), stratified_counts(sizes, k, rng))
+        group = np.repeat(np.arange(len(starts)), stratified_counts(order, k, rng))
         moved = np.abs(starts[group] + rng.integers(-reach, reach + 1, len(group)))  # reflected at 0
         groups.append(group)
         shifts.append(begin + moved - starts[group])
     return Draw(group=np.concatenate(groups), shift_ns=np.concatenate(shifts), end_ns=duration_ns)
 
 
-def stratified_counts(sizes: NDArray[Any], k: float, rng: np.random.Generator) -> Ints:
-    """How often each group is drawn: Poisson(k), given that each stratum of like sizes is drawn k times its number.
+def _like_beside_like(source: Source, starts: Ints) -> Ints:
+    """All groups, those that reuse most first, in half octaves; inside one of these by start.
 
-    Poisson counts under a fixed sum are multinomial. The strata keep one draw's size near k times the source's.
+    Neighbours then stand for each other: a draw keeps what makes the hit curve and, as most groups are single requests,
+    the rate of every minute.
     """
-    counts = np.zeros(len(sizes), dtype=np.int64)
-    order = np.argsort(-sizes, kind="stable")
-    for begin in range(0, len(order), STRATUM):
-        stratum = order[begin : begin + STRATUM]
-        wanted = k * len(stratum)
-        draws = int(wanted) + int(rng.random() < wanted - int(wanted))
+    prompts = np.bincount(source.group_of, weights=source.prompt_tokens, minlength=len(starts))
+    reused = np.maximum(prompts - source.private_ids * source.block_tokens, 0)
+    return np.lexsort((starts, -np.rint(2 * np.log2(1 + reused))))
+
+
+def stratified_counts(order: Ints, k: float, rng: np.random.Generator) -> Ints:
+    """How often each group is drawn: Poisson(k), given that each stratum of neighbours in `order` is drawn k times its number.
+
+    Poisson counts under a fixed sum are multinomial. There are 16 strata or more, so that of a few large groups none is
+    left out by chance.
+    """
+    width = max(1, min(STRATUM, len(order) // STRATUM))
+    counts = np.zeros(len(order), dtype=np.int64)
+    offset = rng.random()  # one for all strata, so that what they round up and down evens out
+    for begin in range(0, len(order), width):
+        stratum = order[begin : begin + width]
+        draws = int(k * (begin + len(stratum)) + offset) - int(k * begin + offset)
         counts[stratum] = rng.multinomial(draws, np.full(len(stratum), 1 / len(stratum)))
     return counts
 

@@ -63,6 +63,15 @@ def length_charts(found: Analysis) -> Found:
     return {"lengths": ("Tokens of prompts and answers", _lengths(profile))}
 
 
+def overlay(lines: dict[str, list[tuple[float, float]]], x_title: str, y_title: str, *, log_x: bool = True) -> Chart:
+    """Shares (0 to 1) of several traces over one axis: points (x, y) by name, at most four names."""
+    legend = dict(zip(lines, (BLUE, ORANGE, GREEN, GREY), strict=False))
+    rows: list[Row] = [{"what": name, "x": x, "y": y} for name, points in lines.items() for x, y in points if x > 0 or not log_x]
+    x = _log_x([row["x"] for row in rows], x_title) if log_x else alt.X("x:Q", title=x_title)
+    y = _share_y(y_title, max(row["y"] for row in rows))
+    return _lines(rows, legend, x, y, _tips(x_title, y_title, ".1%"), dashed=set(list(lines)[1:]), width=WIDTH)
+
+
 def _log_x(values: Sequence[float], title: str = "KV memory, tokens (log)") -> alt.X:
     """The usual ticks of a log axis are a dark carpet: decades, with 2 and 5 between them where there are few."""
     low, high = min(values), max(values)

@@ -1,0 +1,22 @@
+"""Commands of the synthesizer beside `generate`. Parsing, calling and printing; nothing is decided here."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(epilog="Example: chatreel compare monday.parquet more.parquet --html fidelity.html")(compare)
+
+
+def compare(
+    real: Annotated[Path, typer.Argument(help="The trace to be like.", show_default=False)],
+    synth: Annotated[Path, typer.Argument(help="The trace to judge.", show_default=False)],
+    html_path: Annotated[Path | None, typer.Option("--html", help="Also write one HTML page with both curves.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all figures as JSON; - is stdout.")] = None,
+) -> None:
+    """Is a trace like a real one? Distances beside the real trace's own noise, a verdict for each; exit code 4 on a miss."""
+    from chatreel.comparing import run_compare
+
+    raise typer.Exit(run_compare(real, synth, html_path, json_path))
