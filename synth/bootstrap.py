@@ -25,6 +25,7 @@ from tracer.tracefile import column
 
 Ints = NDArray[np.int64]
 MAX_JITTER_NS = 30 * NS  # copies of a group start this much earlier or later at most: the rate profile stays
+LEAST_STRATA = 16
 STRATUM = 4  # groups alike that are drawn together; wider is more like Poisson, narrower more like the source
 
 # Copied as they are; ids, times and results are not.
@@ -160,10 +161,10 @@ def _like_beside_like(source: Source, starts: Ints) -> Ints:
 def stratified_counts(order: Ints, k: float, rng: np.random.Generator) -> Ints:
     """How often each group is drawn: Poisson(k), given that each stratum of neighbours in `order` is drawn k times its number.
 
-    Poisson counts under a fixed sum are multinomial. There are 16 strata or more, so that of a few large groups none is
-    left out by chance.
+    Poisson counts under a fixed sum are multinomial. There are as many strata as groups, or 16 and more, so that of a few
+    large groups none is left out by chance.
     """
-    width = max(1, min(STRATUM, len(order) // STRATUM))
+    width = max(1, min(STRATUM, len(order) // LEAST_STRATA))
     counts = np.zeros(len(order), dtype=np.int64)
     offset = rng.random()  # one for all strata, so that what they round up and down evens out
     for begin in range(0, len(order), width):
