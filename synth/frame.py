@@ -10,6 +10,7 @@ from tracer.errors import TraceError
 from tracer.tokens import Tokenizer, encode_chat
 
 ANCHOR = "Begin"
+SYSTEM_WORDS = 20  # of the probe for templates that move the system prompt
 type Message = dict[str, str]
 type Render = Callable[[list[Message]], list[int]]
 
@@ -55,15 +56,21 @@ def measured(render: Render, word: str) -> Frame:
     first, whole = render([_user(word * 3)]), render(_conversation(word, 3, 2, 4))
     place = _words_at(whole, first, 3)
     head, close, anchor, turn = place
-    moved = _common(render(_with_system(word, 1)), render(_with_system(word, 2)))
     return Frame(
         head=head,
         close=close,
         anchor=anchor,
         turn=turn,
-        moves_system=moved < 8,
+        moves_system=_moves_system(render, word, first[head]),
         keeps_history=whole[: len(first)] == first,
     )
+
+
+def _moves_system(render: Render, word: str, token: int) -> bool:
+    """A second turn loses the system words from the shared prefix; a long head of the template can hide that."""
+    one, two = render(_with_system(word, 1)), render(_with_system(word, 2))
+    ends = [end for begin, end in _runs(one, token) if end - begin >= SYSTEM_WORDS]
+    return not ends or ends[0] > _common(one, two)
 
 
 def _words_at(whole: list[int], first: list[int], words: int) -> tuple[int, int, int, int]:
@@ -107,6 +114,6 @@ def _conversation(word: str, first: int, answer: int, second: int) -> list[Messa
 
 
 def _with_system(word: str, turns: int) -> list[Message]:
-    system = {"role": "system", "content": ANCHOR + word * 20}
+    system = {"role": "system", "content": ANCHOR + word * SYSTEM_WORDS}
     try_turns = [_user(word * 3)] if turns == 1 else _conversation(word, 3, 2, 4)
     return [system, *try_turns]

@@ -237,3 +237,15 @@ def test_a_template_whose_tokens_do_not_add_up_is_refused() -> None:
 
 def test_a_bare_prompt_has_an_anchor_and_nothing_else() -> None:
     assert measured_plain(load_tokenizer("cl100k")) == Frame(head=1, close=0, anchor=0, turn=0)
+
+
+def test_a_moved_system_prompt_is_seen_behind_a_long_head_of_the_template():
+    def render(chat: list[dict[str, str]]) -> list[int]:
+        system, turns = [one for one in chat if one["role"] == "system"], [one for one in chat if one["role"] != "system"]
+        tokens = list(range(1000, 1012))
+        for one in turns:
+            said = [*system, one] if one is turns[-1] else [one]
+            tokens += [1, *(token for part in said for token in [5, *[7] * part["content"].count(" w")]), 3]
+        return tokens
+
+    assert measured(render, " w").moves_system
