@@ -17,7 +17,7 @@ from synth.sessions import Streams, turns_in_order
 from synth.share import TOLERANCE, Skeleton, solve_prefix_share
 from tracer.errors import TraceError
 from tracer.schema import BASE_BLOCK_TOKENS, Footer, HashScheme
-from tracer.tracefile import column, read_footer, read_table, write_trace
+from tracer.tracefile import TraceWriter, column, read_footer, read_table, write_trace
 
 PathLike = str | os.PathLike[str]
 
@@ -69,7 +69,9 @@ def generate_trace(workload: Workload, seed: int, out_path: PathLike) -> Generat
         hashes=HashScheme(scope="global"),
         notes={"workload": workload_json(workload), "service_time": service, "generator": "; ".join(notes)},
     )
-    write_trace(out_path, generate.rows(turns, workload, pools, totals), footer)
+    with TraceWriter(out_path, footer) as writer:
+        for table in generate.tables(turns, workload, pools, totals):
+            writer.write_columns(table)
     mean = float(pools.system_tokens.mean())
     return _report(out_path, seed, totals, workload.prefix_share, system_tokens_mean=mean, notes=notes)
 

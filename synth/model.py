@@ -105,6 +105,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     input_tokens: Distribution = Distribution(constant=256)  # new tokens of a turn, template markers included
     output_tokens: Distribution = Distribution(constant=128)
     input_output_correlation: float = 0.0  # Spearman's, between new tokens and output of a turn
+    messages_per_request: Distribution = Distribution(constant=1)  # above 1: conversations of many users in one prompt
     max_conversation_tokens: int = 131_072  # a session ends before it grows beyond this, shared prefix not counted
     service: Service = Service()
     model: str = "chatreel"
@@ -292,6 +293,7 @@ def _all_distributions(w: Workload) -> list[tuple[str, Distribution, float]]:
         ("think_s", w.think_s, 0),
         ("input_tokens", w.input_tokens, 1),
         ("output_tokens", w.output_tokens, 1),
+        ("messages_per_request", w.messages_per_request, 1),
     ]
 
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from synth.lengths import counts
 from synth.model import Workload
+from tracer.schema import BASE_BLOCK_TOKENS
 
 Ints = NDArray[np.int64]
-Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +73,59 @@ def _zipf_cdf(count: int, exponent: float) -> NDArray[np.float64]:
 
 
 class PrefixTree:
-    """Block ids of shared beginnings, by the choices that lead to them."""
+    """Shared beginnings that have been named: each node is a level, a run of consecutive block ids below its parent's."""
 
-    def __init__(self) -> None:
-        self._ids: dict[tuple[int, ...], Ids] = {}
+    def __init__(self, levels: int) -> None:
+        self.levels = levels
+        self._nodes: dict[tuple[int, int], int] = {}  # (parent or -1, choice) -> node
+        self._depth_firsts = np.zeros((16, levels), dtype=np.int64)  # [nodes, levels] first ids of the runs down to a node
+        self._depth_lengths = np.zeros((16, levels), dtype=np.int64)
 
-    def known(self, path: tuple[int, ...]) -> Ids:
-        """Ids of the longest beginning of this path that has been added."""
-        for depth in range(len(path), 0, -1):
-            ids = self._ids.get(path[:depth])
-            if ids is not None:
-                return ids
-        return np.empty(0, dtype=np.int32)
+    def walk(self, choices: Ints, ends: Ints) -> tuple[Ints, Ints, list[tuple[int, int, int, int, int]]]:
+        """For first requests, in order: the deepest node that is named already (-1: none), and how many blocks that covers.
 
-    def add(self, path: tuple[int, ...], ends: list[int], prompt_ids: Ids, block_tokens: int) -> None:
-        """Name each level of a path by the leading ids of a prompt that has it."""
-        for depth, end in enumerate(ends, start=1):
-            if path[:depth] not in self._ids:
-                self._ids[path[:depth]] = prompt_ids[: end // block_tokens].copy()
+        What is not named yet is added, as (node, parent, depth, request, blocks before it that the request names too);
+        `name` must follow.
+        """
+        nodes, known = np.full(len(choices), -1, dtype=np.int64), np.zeros(len(choices), dtype=np.int64)
+        new: list[tuple[int, int, int, int, int]] = []
+        blocks = (ends // BASE_BLOCK_TOKENS).tolist()
+        self._new_lengths: list[int] = []
+        for request, path in enumerate(choices.tolist()):
+            node, at, is_known = -1, 0, True
+            for depth, choice in enumerate(path):
+                found = self._nodes.get((node, choice)) if is_known else None
+                if found is None:
+                    is_known = False
+                    found = self._nodes[node, choice] = len(self._nodes)
+                    new.append((found, node, depth, request, at - int(known[request])))
+                    self._new_lengths.append(blocks[request][depth] - at)
+                else:
+                    nodes[request], known[request] = found, blocks[request][depth]
+                node, at = found, blocks[request][depth]
+        return nodes, known, new
+
+    def name(self, new: list[tuple[int, int, int, int, int]], first_ids: Ints) -> None:
+        """Give the nodes that `walk` has added their ids; `first_ids` are those of the requests."""
+        if not new:
+            return
+        while len(self._depth_firsts) < len(self._nodes):
+            self._depth_firsts = np.concatenate([self._depth_firsts, np.zeros_like(self._depth_firsts)])
+            self._depth_lengths = np.concatenate([self._depth_lengths, np.zeros_like(self._depth_lengths)])
+        node, parent, depth, request, offset = np.array(new, dtype=np.int64).T
+        lengths = np.array(self._new_lengths, dtype=np.int64)
+        for level in range(self.levels):  # parents before children
+            at = depth == level
+            if level:
+                self._depth_firsts[node[at]] = self._depth_firsts[parent[at]]
+                self._depth_lengths[node[at]] = self._depth_lengths[parent[at]]
+            self._depth_firsts[node[at], level] = first_ids[request[at]] + offset[at]
+            self._depth_lengths[node[at], level] = lengths[at]
+
+    def runs(self, nodes: Ints) -> tuple[Ints, Ints]:
+        """[nodes, levels]: first id and length of each level's run; length 0 below the node, and for node -1."""
+        is_node = nodes[:, None] >= 0
+        return np.where(is_node, self._depth_firsts[nodes], 0), np.where(is_node, self._depth_lengths[nodes], 0)
 
 
 def depth_seen_before(chosen: Ints) -> Ints:

@@ -88,6 +88,20 @@ class TraceWriter:
         self.rows_written += len(self._rows)
         self._rows.clear()
 
+    def write_columns(self, table: pa.Table) -> None:
+        """Many rows at once, in arrival order; columns that are not there are absent."""
+        self._flush()
+        arrival = column(table, "arrival_ns")
+        if len(arrival) and (arrival[0] < self._last_arrival_ns or bool((np.diff(arrival) < 0).any())):
+            raise TraceError("rows must be sorted by arrival_ns", path=str(self.path))
+        columns = [
+            table[one.name].cast(one.type) if one.name in table.column_names else pa.nulls(len(arrival), one.type)
+            for one in SCHEMA
+        ]
+        self._file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=ROW_GROUP_ROWS)
+        self.rows_written += len(arrival)
+        self._last_arrival_ns = int(arrival[-1]) if len(arrival) else self._last_arrival_ns
+
     def close(self) -> None:
         self._flush()
         self._file.add_key_value_metadata({FOOTER_KEY: self.footer.to_json()})
