@@ -194,6 +194,9 @@ def generate(
     input_tokens: Annotated[int | None, typer.Option(help="New tokens of each turn.")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="Tokens of each answer.")] = None,
     prefix_share: Annotated[float | None, typer.Option(help="Share of prompt tokens that an endless cache serves.")] = None,
+    hit_rate: Annotated[
+        str | None, typer.Option(help="LRU hit rate at a KV size in tokens, as 0.6@400k: scales the system prompts.")
+    ] = None,
     seed: SEED = 0,
 ) -> None:
     """Make a workload: from flags, a TOML file, a preset, or a trace."""
@@ -215,6 +218,7 @@ def generate(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         prefix_share=prefix_share,
+        hit_rate=hit_rate,
     )
     for line in run_generate(options, seed, out_path):
         err.print(line, highlight=False, markup=False)

@@ -1,5 +1,6 @@
 """`chatreel generate`: flags to the synthesizer's own words, and its report to lines."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class GenerateOptions:
     input_tokens: int | None = None
     output_tokens: int | None = None
     prefix_share: float | None = None
+    hit_rate: str | None = None  # 0.6@400k
 
 
 def run_generate(options: GenerateOptions, seed: int, out_path: Path) -> Iterator[str]:
@@ -40,6 +42,7 @@ def run_generate(options: GenerateOptions, seed: int, out_path: Path) -> Iterato
 
 
 def _from_workload(options: GenerateOptions, seed: int, out_path: Path) -> GenerateReport:
+    hit_rate, at_tokens = (None, None) if options.hit_rate is None else parse_hit_rate(options.hit_rate)
     workload = load_workload(
         options.spec,
         preset=options.preset or (None if options.spec else "chat"),
@@ -57,9 +60,19 @@ def _from_workload(options: GenerateOptions, seed: int, out_path: Path) -> Gener
             "input_tokens": options.input_tokens,
             "output_tokens": options.output_tokens,
             "prefix_share": options.prefix_share,
+            "hit_rate": hit_rate,
+            "hit_rate_at_tokens": at_tokens,
         },
     )
     return generate_trace(workload, seed, out_path)
+
+
+def parse_hit_rate(text: str) -> tuple[float, int]:
+    """0.6@400k -> (0.6, 400_000)."""
+    found = re.fullmatch(r"(\d*\.?\d+)@(\d*\.?\d+)([kKmM]?)", text.replace("_", "").replace(",", ""))
+    if found is None:
+        raise TraceError("wrong value for `--hit-rate`", seen=text, wanted="a rate at a KV size in tokens, as in 0.6@400k")
+    return float(found[1]), round(float(found[2]) * {"": 1, "k": 1_000, "m": 1_000_000}[found[3].lower()])
 
 
 def _mean(value: float | None) -> dict[str, float] | None:

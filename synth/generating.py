@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from synth import bootstrap, generate
 from synth.arrivals import NS, spread_inside_grid
 from synth.generate import Totals
+from synth.hit_rate import solve_hit_rate
 from synth.model import Workload, workload_json
 from synth.prefixes import make_pools
 from synth.sessions import Streams, turns_in_order
@@ -52,6 +53,15 @@ def generate_trace(workload: Workload, seed: int, out_path: PathLike) -> Generat
             next_step="Raise duration_s or the rate",
         )
     notes = []
+    if workload.hit_rate is not None and workload.hit_rate_at_tokens is not None:
+        skeleton = Skeleton.of(turns_in_order(workload, pools, Streams(seed), recorded))
+        pools, rate = solve_hit_rate(skeleton, pools, workload.hit_rate, workload.hit_rate_at_tokens)
+        notes.append(
+            f"system prompts of {pools.system_tokens.mean():.0f} tokens on average give an LRU hit rate of {rate:.3f} "
+            f"(wanted {workload.hit_rate:g}) at {workload.hit_rate_at_tokens:,} tokens of KV"
+        )
+        if abs(rate - workload.hit_rate) > TOLERANCE:
+            notes.append("the hit rate is off by more than 0.02: it moves in steps here")
     if workload.prefix_share is not None:
         skeleton = Skeleton.of(turns_in_order(workload, pools, Streams(seed), recorded))
         pools, share = solve_prefix_share(skeleton, pools, workload.prefix_share)

@@ -3,6 +3,7 @@
     preset = "chat"                  # start from a preset; every key below is optional
     requests = 20000                 # and / or duration_s = 600; whichever ends first
     prefix_share = 0.6               # share of prompt tokens that an endless cache could serve; sets system prompt lengths
+    # or: hit_rate = 0.6 and hit_rate_at_tokens = 400000, the share that an LRU prefix cache of that size serves
 
     [arrivals]
     process = "gamma"                # poisson | gamma | recorded
@@ -31,6 +32,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from tracer.errors import TraceError
+from tracer.schema import BASE_BLOCK_TOKENS
 
 MAX_SYSTEM_TOKENS = 131_072  # longest system prompt that a target prefix share may ask for
 Table = dict[str, Any]
@@ -97,6 +99,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     requests: int | None = None
     duration_s: float | None = None  # arrivals before this time only
     prefix_share: float | None = None  # met by scaling the lengths of all system prompts
+    hit_rate: float | None = None  # token-weighted, of an LRU prefix cache of hit_rate_at_tokens; met in the same way
+    hit_rate_at_tokens: int | None = None
     arrivals: Arrivals = Arrivals(sessions_per_s=1.0)
     system_prompts: SystemPrompts = SystemPrompts()
     documents: Documents = Documents()
@@ -114,7 +118,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 DISTRIBUTIONS = {name for name, kind in Workload.__annotations__.items() if kind is Distribution} | {"tokens"}
-REPLACES = (("requests", "duration_s"), ("sessions_per_s", "requests_per_s"))  # setting one drops an inherited other
+REPLACES = (
+    ("requests", "duration_s"),
+    ("prefix_share", "hit_rate"),
+    ("sessions_per_s", "requests_per_s"),
+)  # setting one drops an inherited other
 
 
 def presets() -> dict[str, Table]:
@@ -261,6 +269,8 @@ def _check(workload: Workload, path: str | None) -> None:
         ("requests", w.requests, 1, 2**31 - 1),
         ("duration_s", w.duration_s, 1e-9, 1e8),
         ("prefix_share", w.prefix_share, 0, 1),
+        ("hit_rate", w.hit_rate, 0, 1),
+        ("hit_rate_at_tokens", w.hit_rate_at_tokens, BASE_BLOCK_TOKENS, 2**50),
         ("input_output_correlation", w.input_output_correlation, -1, 1),
         ("max_conversation_tokens", w.max_conversation_tokens, 1, 2**31 - 1),
         ("system_prompts.count", pool.count, 1, 1e6),
@@ -279,6 +289,10 @@ def _check(workload: Workload, path: str | None) -> None:
             wrong(key, seen, f"{low:g} to {high:g}")
     if w.requests is None and w.duration_s is None:
         wrong("requests", None, "a number of requests, or duration_s", "Set requests or duration_s")
+    if (w.hit_rate is None) != (w.hit_rate_at_tokens is None):
+        wrong("hit_rate", (w.hit_rate, w.hit_rate_at_tokens), "hit_rate and hit_rate_at_tokens together")
+    if w.hit_rate is not None and w.prefix_share is not None:
+        wrong("hit_rate", (w.hit_rate, w.prefix_share), "one of hit_rate and prefix_share: both scale the system prompts")
     _check_arrivals(arrivals, wrong)
     for key, one, least in _all_distributions(w):
         _check_distribution(key, one, least, wrong)

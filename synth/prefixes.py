@@ -128,13 +128,23 @@ class PrefixTree:
         return np.where(is_node, self._depth_firsts[nodes], 0), np.where(is_node, self._depth_lengths[nodes], 0)
 
 
+def prefix_numbers(chosen: Ints) -> Ints:
+    """[sessions, levels]: a number for each beginning of choices; equal ones for equal beginnings only."""
+    numbers = np.empty_like(chosen)
+    key, used = np.zeros(len(chosen), dtype=np.int64), 0
+    for level in range(chosen.shape[1]):
+        pairs = key * (int(chosen[:, level].max(initial=0)) + 1) + chosen[:, level]
+        _, key = np.unique(pairs, return_inverse=True)  # dense, so products stay small
+        numbers[:, level] = key + used
+        used += int(key.max(initial=-1)) + 1
+    return numbers
+
+
 def depth_seen_before(chosen: Ints) -> Ints:
     """For each session in order, how many leading levels some earlier session shares."""
-    sessions, levels = chosen.shape
-    seen = np.zeros(sessions, dtype=np.int64)
-    key = np.zeros(sessions, dtype=np.int64)
-    for level in range(levels):
-        pairs = key * (int(chosen[:, level].max(initial=0)) + 1) + chosen[:, level]
-        _, first, key = np.unique(pairs, return_index=True, return_inverse=True)  # dense, so products stay small
-        seen += first[key] < np.arange(sessions)
+    numbers = prefix_numbers(chosen)
+    seen = np.zeros(len(chosen), dtype=np.int64)
+    for level in range(chosen.shape[1]):
+        _, first, key = np.unique(numbers[:, level], return_index=True, return_inverse=True)
+        seen += first[key] < np.arange(len(chosen))
     return seen

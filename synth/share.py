@@ -5,7 +5,7 @@ lengths and order only, and neither depends on the lengths of system prompts, so
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,14 +64,7 @@ def solve_prefix_share(skeleton: Skeleton, pools: Pools, target: float) -> tuple
     With all lengths times f the share is (a + b f) / (c + d f) but for rounding to blocks: monotone, so bisection finds
     it. `TraceError` with the feasible range if no factor does.
     """
-    if not pools.system_tokens.any():  # a pool of empty prompts has nothing to scale
-        pools = Pools(
-            system_tokens=np.full_like(pools.system_tokens, BASE_BLOCK_TOKENS),
-            document_tokens=pools.document_tokens,
-            system_cdf=pools.system_cdf,
-            document_cdf=pools.document_cdf,
-            documents_per_session=pools.documents_per_session,
-        )
+    pools = scalable(pools)
     low, high = 0.0, MAX_SYSTEM_TOKENS / int(pools.system_tokens.max())
     at_low, at_high = (prefix_share(skeleton, pools.scaled(factor)) for factor in (low, high))
     least, most = min(at_low, at_high), max(at_low, at_high)
@@ -90,6 +83,13 @@ def solve_prefix_share(skeleton: Skeleton, pools: Pools, target: float) -> tuple
             break  # all of them round to nothing
     _, factor, share = min(tried)
     return pools.scaled(factor), share
+
+
+def scalable(pools: Pools) -> Pools:
+    """A pool of empty system prompts has nothing to scale: give them a block each."""
+    if pools.system_tokens.any():
+        return pools
+    return replace(pools, system_tokens=np.full_like(pools.system_tokens, BASE_BLOCK_TOKENS))
 
 
 def _infeasible(target: float, least: float, most: float) -> TraceError:
