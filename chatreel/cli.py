@@ -179,7 +179,10 @@ def query(
 @app.command(epilog="Example: chatreel generate --preset chat -n 5000 --rate 4 -o chat.parquet")
 def generate(
     out_path: OUT,
-    spec: Annotated[Path | None, typer.Argument(help="A TOML file that describes the workload.", show_default=False)] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file of a workload, or a fitted model (.json).", show_default=False),
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="Start from: chat, rag, agentic, few-shot, random.")] = None,
     from_trace: Annotated[Path | None, typer.Option("--from", help="Draw sharing groups from this trace instead.")] = None,
     requests: Annotated[int | None, typer.Option("--requests", "-n", help="How many requests.")] = None,
@@ -199,7 +202,7 @@ def generate(
     ] = None,
     seed: SEED = 0,
 ) -> None:
-    """Make a workload: from flags, a TOML file, a preset, or a trace."""
+    """Make a workload: from flags, a TOML file, a preset, a fitted model, or a trace."""
     from chatreel.generating import GenerateOptions, run_generate
 
     options = GenerateOptions(

@@ -1,11 +1,11 @@
 """`chatreel generate`: flags to the synthesizer's own words, and its report to lines."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from synth.generating import GenerateReport, generate_from, generate_trace
+from synth.generating import GenerateReport, generate_from, generate_from_model, generate_trace
 from synth.model import load_workload
 from tracer.errors import TraceError
 
@@ -32,7 +32,12 @@ class GenerateOptions:
 
 def run_generate(options: GenerateOptions, seed: int, out_path: Path) -> Iterator[str]:
     yield f"seed {seed}"
-    report = _from_trace(options, seed, out_path) if options.from_trace else _from_workload(options, seed, out_path)
+    if options.from_trace:
+        report = _like(generate_from, options.from_trace, options, seed, out_path)
+    elif options.spec is not None and options.spec.suffix == ".json":
+        report = _like(generate_from_model, options.spec, replace(options, spec=None), seed, out_path)
+    else:
+        report = _from_workload(options, seed, out_path)
     yield f"{report.requests:,} requests in {report.sessions:,} sessions over {report.span_s:.0f} s -> {report.path}"
     yield f"{report.input_tokens:,} prompt tokens, {report.output_tokens:,} answer tokens"
     if report.prefix_share is not None:
@@ -79,29 +84,20 @@ def _mean(value: float | None) -> dict[str, float] | None:
     return None if value is None else {"mean": value}
 
 
-def _from_trace(options: GenerateOptions, seed: int, out_path: Path) -> GenerateReport:
-    """With --from, lengths, turns and sharing are the trace's own: flags that would change them are refused."""
-    assert options.from_trace is not None
-    names: tuple[str, ...] = (
-        "spec",
-        "preset",
-        "burstiness_cv",
-        "system_prompts",
-        "system_prompt_tokens",
-        "zipf",
-        "turns",
-        "think_s",
-    )
-    names += ("input_tokens", "output_tokens", "prefix_share")
-    given = [name for name in names if getattr(options, name) is not None]
+def _like(
+    generator: Callable[..., GenerateReport], source: Path, options: GenerateOptions, seed: int, out_path: Path
+) -> GenerateReport:
+    """Lengths, turns and sharing are those of the trace or model: flags that would change them are refused."""
+    amount = {"from_trace", "requests", "duration_s", "rate_per_s"}
+    given = [one.name for one in fields(options) if one.name not in amount and getattr(options, one.name) is not None]
     if given:
         raise TraceError(
-            "--from draws everything but the amount from the trace",
+            f"everything but the amount is drawn from {source.name}",
             seen=", ".join(given),
             wanted="only --requests, --rate and --duration beside it",
         )
-    return generate_from(
-        options.from_trace,
+    return generator(
+        source,
         out_path,
         seed,
         requests=options.requests,

@@ -7,7 +7,19 @@ import typer
 
 
 def add_to(app: typer.Typer) -> None:
+    app.command(epilog="Example: chatreel fit monday.parquet -o monday.json")(fit)
     app.command(epilog="Example: chatreel compare monday.parquet more.parquet --html fidelity.html")(compare)
+
+
+def fit(
+    trace: Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)],
+    out_path: Annotated[Path, typer.Option("-o", "--out", help="Where to write the model (JSON).", show_default=False)],
+) -> None:
+    """Learn a workload: a small JSON file, without any row of the trace, from which `generate` draws."""
+    from chatreel.fitting import run_fit
+
+    for line in run_fit(trace, out_path):
+        typer.echo(line, err=True)
 
 
 def compare(

@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 
 from synth import bootstrap, generate
 from synth.arrivals import NS, spread_inside_grid
+from synth.drawing import Amount, draw
+from synth.fit import COLUMNS as FIT_COLUMNS
+from synth.fit import fit
 from synth.generate import Totals
 from synth.hit_rate import solve_hit_rate
+from synth.learned import Model, from_json, to_json
 from synth.model import Workload, workload_json
 from synth.prefixes import make_pools
 from synth.sessions import Streams, turns_in_order
@@ -136,6 +140,71 @@ def generate_from(
     )
     write_trace(out_path, bootstrap.rows(source, drawn, totals), footer)
     return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
+
+
+def generate_from_model(
+    model_path: PathLike,
+    out_path: PathLike,
+    seed: int,
+    *,
+    requests: int | None = None,
+    requests_per_s: float | None = None,
+    scale: float | None = None,
+    duration_s: float | None = None,
+) -> GenerateReport:
+    """Write a trace of a fitted model. The amount is set as in `generate_from`; what grows is the number of starts."""
+    _check_seed(seed)
+    _check_wishes(requests, requests_per_s, scale, duration_s)
+    model = read_model(model_path)
+    total_s = duration_s if duration_s is not None else model.span_s
+    k = scale if scale is not None else 1.0
+    if requests is not None:
+        k = requests / (model.requests * max(1.0, total_s / model.span_s))
+    elif requests_per_s is not None:
+        k = requests_per_s * model.span_s / model.requests
+    notes = [f"{sum(model.starts.counts):,} starts of {model.requests:,} requests learned, {k:.3g} times as many drawn"]
+    if not model.has_blocks:
+        notes.append("the source names no prefix blocks, so this trace has none either")
+    footer = Footer(
+        producer=_producer(),
+        seed=seed,
+        block_tokens=model.block_tokens,
+        tail_rule=model.tail_rule,
+        hashes=HashScheme(scope="global"),
+        notes={"generator": "; ".join(notes), "source": model.source},
+    )
+    totals = Totals()
+    with TraceWriter(out_path, footer) as writer:
+        for table in draw(model, Amount(rate_factor=k, duration_s=duration_s), np.random.default_rng(seed), totals):
+            writer.write_columns(table)
+        if not totals.requests:
+            raise TraceError("so little was asked for that nothing was drawn", seen=f"{k:.3g} times the source", wanted="more")
+    return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
+
+
+def read_model(path: PathLike) -> Model:
+    try:
+        return from_json(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise TraceError(
+            f"cannot be read: {error.strerror}", path=str(path), next_step="Make one with `chatreel fit TRACE -o model.json`"
+        ) from error
+
+
+def fit_trace(trace_path: PathLike, out_path: PathLike) -> Model:
+    """Learn a trace and write the model, a JSON file."""
+    try:
+        model = fit(read_table(trace_path, FIT_COLUMNS), read_footer(trace_path), Path(trace_path).name)
+    except TraceError as error:
+        error.path = error.path or str(trace_path)
+        raise
+    try:
+        Path(out_path).write_bytes(to_json(model))
+    except OSError as error:
+        raise TraceError(
+            f"cannot write here: {error.strerror}", path=str(out_path), next_step="Choose another -o path"
+        ) from error
+    return model
 
 
 def _recorded_starts(workload: Workload, seed: int) -> NDArray[np.int64] | None:

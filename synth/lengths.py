@@ -24,7 +24,7 @@ def counts(one: Distribution, scores: Floats, least: int = 1) -> Ints:
     """As `seconds`, rounded to whole numbers >= `least`; `mean` alone is a geometric distribution on 1, 2, ..."""
     if one.mean is not None and one.cv is None:
         stop = 1.0 / max(one.mean, 1.0)
-        values = np.ceil(np.log1p(-_uniform(scores)) / np.log1p(-stop)) if stop < 1 else np.ones_like(scores)
+        values = np.ceil(np.log1p(-normal_share(scores)) / np.log1p(-stop)) if stop < 1 else np.ones_like(scores)
     else:
         values = _quantiles(one, scores)
     return np.clip(np.rint(_clipped(one, values)), least, _LARGEST).astype(np.int64)
@@ -54,7 +54,7 @@ def _quantiles(one: Distribution, scores: Floats) -> Floats:
     if one.mean is not None and one.cv is not None:
         variance = np.log1p(one.cv**2)
         return np.asarray(np.exp(np.log(one.mean) - variance / 2 + np.sqrt(variance) * scores))
-    uniform = _uniform(scores)
+    uniform = normal_share(scores)
     if one.mean is not None:
         return -one.mean * np.log1p(-uniform)
     if one.values is not None:
@@ -75,7 +75,7 @@ def _clipped(one: Distribution, values: Floats) -> Floats:
     return values if one.min is None and one.max is None else np.asarray(np.clip(values, one.min, one.max))
 
 
-def _uniform(scores: Floats) -> Floats:
+def normal_share(scores: Floats) -> Floats:
     """Standard normal distribution function in [0, 1), error below 1e-7 (Abramowitz and Stegun 7.1.26)."""
     x = np.abs(scores) / np.sqrt(2.0)
     t = 1.0 / (1.0 + 0.3275911 * x)
