@@ -25,6 +25,7 @@ from tracer.tracefile import column
 
 Ints = NDArray[np.int64]
 MAX_JITTER_NS = 30 * NS  # copies of a group start this much earlier or later at most: the rate profile stays
+FEW_JITTER_NS = 10 * NS  # where there are few groups, each one's place weighs on the hit curve
 LEAST_STRATA = 16
 STRATUM = 4  # groups alike that are drawn together; wider is more like Poisson, narrower more like the source
 
@@ -135,7 +136,7 @@ def draw(source: Source, k: float, duration_ns: int | None, rng: np.random.Gener
     starts = np.full(len(source.private_ids), source.span_ns)
     np.minimum.at(starts, source.group_of, source.arrival_ns)
     order = _like_beside_like(source, starts)
-    reach = min(MAX_JITTER_NS, source.span_ns // 20)
+    reach = min(MAX_JITTER_NS if len(starts) >= 2 * LEAST_STRATA else FEW_JITTER_NS, source.span_ns // 20)
     repeats = 1 if duration_ns is None else -(-duration_ns // source.span_ns)
     groups, shifts = [], []
     for repeat in range(repeats):

