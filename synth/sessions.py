@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.arrivals import NS, gamma_starts, recorded_starts
-from synth.lengths import counts, mean_count, seconds, tied_scores
+from synth.arrivals import NS, diurnal, gamma_starts, recorded_starts
+from synth.lengths import counts, mean_count, mean_seconds, seconds, tied_scores
 from synth.model import Distribution, Workload
 from synth.prefixes import Pools
 
@@ -186,8 +186,19 @@ def _starts(workload: Workload, streams: Streams, recorded_starts_ns: Ints | Non
     rate = arrivals.sessions_per_s
     if arrivals.requests_per_s is not None:
         rate = arrivals.requests_per_s / mean_count(workload.turns)
+    elif arrivals.users is not None:
+        rate = arrivals.users / mean_session_s(workload)
     if arrivals.process == "recorded":
         assert recorded_starts_ns is not None, "the caller reads the trace of recorded arrivals"
-        return recorded_starts(recorded_starts_ns, rate, streams.arrivals)
-    assert rate is not None  # checked by the model
-    return gamma_starts(rate, arrivals.cv or 1.0, streams.arrivals)
+        starts = recorded_starts(recorded_starts_ns, rate, streams.arrivals)
+    else:
+        assert rate is not None  # checked by the model
+        starts = gamma_starts(rate, arrivals.cv or 1.0, streams.arrivals)
+    return starts if not arrivals.diurnal_amplitude else diurnal(starts, arrivals.diurnal_amplitude, arrivals.diurnal_period_s)
+
+
+def mean_session_s(workload: Workload) -> float:
+    """First arrival to last answer, on average: turns * service time + (turns - 1) * think time."""
+    turns, service = mean_count(workload.turns), workload.service
+    service_s = service.ttft_s + service.tpot_s * mean_count(workload.output_tokens)
+    return max(turns * service_s + (turns - 1) * mean_seconds(workload.think_s), 1e-9)
