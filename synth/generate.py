@@ -177,7 +177,7 @@ def _columns(
     turns: Turns, workload: Workload, input_tokens: Ints, parent: Ints, blocks: dict[str, pa.Array], first_request_id: int
 ) -> pa.Table:
     def same(value: str | bool) -> pa.Array:
-        return pa.repeat(pa.scalar(value), len(turns))
+        return pa.repeat(value, len(turns))
 
     columns = {
         "request_id": pa.array(np.arange(len(turns)) + first_request_id),

@@ -13,6 +13,7 @@ from synth.model import Workload
 from tracer.schema import BASE_BLOCK_TOKENS
 
 Ints = NDArray[np.int64]
+MAX_CHOICES = 10_000_001  # a library has no more documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,60 +73,92 @@ def _zipf_cdf(count: int, exponent: float) -> NDArray[np.float64]:
     return sums
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewNodes:
+    """Levels that `PrefixTree.walk` met for the first time, parents before children; all [nodes]."""
+
+    node: Ints
+    parent: Ints  # -1: none
+    depth: Ints
+    request: Ints  # who named it
+    offset: Ints  # blocks between the first one that the request names and the node's own
+    blocks: Ints
+
+
 class PrefixTree:
     """Shared beginnings that have been named: each node is a level, a run of consecutive block ids below its parent's."""
 
     def __init__(self, levels: int) -> None:
         self.levels = levels
-        self._nodes: dict[tuple[int, int], int] = {}  # (parent or -1, choice) -> node
-        self._depth_firsts = np.zeros((16, levels), dtype=np.int64)  # [nodes, levels] first ids of the runs down to a node
-        self._depth_lengths = np.zeros((16, levels), dtype=np.int64)
+        self._count = 0
+        self._keys = np.empty(0, dtype=np.int64)  # of (parent, choice), sorted
+        self._nodes = np.empty(0, dtype=np.int64)  # of those keys
+        self._firsts = np.zeros((16, levels), dtype=np.int64)  # [nodes, levels] first ids of the runs down to a node
+        self._lengths = np.zeros((16, levels), dtype=np.int32)
 
-    def walk(self, choices: Ints, ends: Ints) -> tuple[Ints, Ints, list[tuple[int, int, int, int, int]]]:
+    def walk(self, choices: Ints, ends: Ints) -> tuple[Ints, Ints, NewNodes]:
         """For first requests, in order: the deepest node that is named already (-1: none), and how many blocks that covers.
 
-        What is not named yet is added, as (node, parent, depth, request, blocks before it that the request names too);
-        `name` must follow.
+        What is not named yet is added; `name` must follow.
         """
-        nodes, known = np.full(len(choices), -1, dtype=np.int64), np.zeros(len(choices), dtype=np.int64)
-        new: list[tuple[int, int, int, int, int]] = []
-        blocks = (ends // BASE_BLOCK_TOKENS).tolist()
-        self._new_lengths: list[int] = []
-        for request, path in enumerate(choices.tolist()):
-            node, at, is_known = -1, 0, True
-            for depth, choice in enumerate(path):
-                found = self._nodes.get((node, choice)) if is_known else None
-                if found is None:
-                    is_known = False
-                    found = self._nodes[node, choice] = len(self._nodes)
-                    new.append((found, node, depth, request, at - int(known[request])))
-                    self._new_lengths.append(blocks[request][depth] - at)
-                else:
-                    nodes[request], known[request] = found, blocks[request][depth]
-                node, at = found, blocks[request][depth]
-        return nodes, known, new
+        blocks = np.concatenate([np.zeros((len(ends), 1), dtype=np.int64), ends // BASE_BLOCK_TOKENS], axis=1)
+        known_node, known = np.full(len(choices), -1, dtype=np.int64), np.zeros(len(choices), dtype=np.int64)
+        parent, is_known = known_node.copy(), np.ones(len(choices), dtype=np.bool_)
+        parts: list[tuple[Ints, ...]] = []
+        for depth in range(self.levels):
+            node, request = self._found((parent + 1) * MAX_CHOICES + choices[:, depth])
+            is_known[request] = False  # the first to have it names it
+            known_node[is_known], known[is_known] = node[is_known], blocks[is_known, depth + 1]
+            before = blocks[request, depth]
+            parts.append(
+                (
+                    node[request],
+                    parent[request],
+                    np.full(len(request), depth),
+                    request,
+                    before - known[request],
+                    blocks[request, depth + 1] - before,
+                )
+            )
+            parent = node
+        names = ("node", "parent", "depth", "request", "offset", "blocks")
+        new = NewNodes(**{name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)})
+        return known_node, known, new
 
-    def name(self, new: list[tuple[int, int, int, int, int]], first_ids: Ints) -> None:
+    def _found(self, keys: Ints) -> tuple[Ints, Ints]:
+        """Node of each key, and the requests that are the first to have theirs; those nodes are new."""
+        place = np.searchsorted(self._keys, keys)
+        old = np.zeros(len(keys), dtype=np.bool_)
+        inside = place < len(self._keys)
+        old[inside] = self._keys[place[inside]] == keys[inside]
+        nodes = np.empty(len(keys), dtype=np.int64)
+        nodes[old] = self._nodes[place[old]]
+        fresh = np.flatnonzero(~old)
+        new_keys, first, which = np.unique(keys[fresh], return_index=True, return_inverse=True)
+        numbers = self._count + np.arange(len(new_keys))
+        nodes[fresh] = numbers[which]
+        self._count += len(new_keys)
+        at = np.searchsorted(self._keys, new_keys)
+        self._keys, self._nodes = np.insert(self._keys, at, new_keys), np.insert(self._nodes, at, numbers)
+        return nodes, fresh[first]
+
+    def name(self, new: NewNodes, first_ids: Ints) -> None:
         """Give the nodes that `walk` has added their ids; `first_ids` are those of the requests."""
-        if not new:
-            return
-        while len(self._depth_firsts) < len(self._nodes):
-            self._depth_firsts = np.concatenate([self._depth_firsts, np.zeros_like(self._depth_firsts)])
-            self._depth_lengths = np.concatenate([self._depth_lengths, np.zeros_like(self._depth_lengths)])
-        node, parent, depth, request, offset = np.array(new, dtype=np.int64).T
-        lengths = np.array(self._new_lengths, dtype=np.int64)
-        for level in range(self.levels):  # parents before children
-            at = depth == level
-            if level:
-                self._depth_firsts[node[at]] = self._depth_firsts[parent[at]]
-                self._depth_lengths[node[at]] = self._depth_lengths[parent[at]]
-            self._depth_firsts[node[at], level] = first_ids[request[at]] + offset[at]
-            self._depth_lengths[node[at], level] = lengths[at]
+        while len(self._firsts) < self._count:
+            self._firsts = np.concatenate([self._firsts, np.zeros_like(self._firsts)])
+            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
+        for depth in range(self.levels):
+            at = new.depth == depth
+            node = new.node[at]
+            if depth:
+                self._firsts[node], self._lengths[node] = self._firsts[new.parent[at]], self._lengths[new.parent[at]]
+            self._firsts[node, depth] = first_ids[new.request[at]] + new.offset[at]
+            self._lengths[node, depth] = new.blocks[at]
 
     def runs(self, nodes: Ints) -> tuple[Ints, Ints]:
         """[nodes, levels]: first id and length of each level's run; length 0 below the node, and for node -1."""
         is_node = nodes[:, None] >= 0
-        return np.where(is_node, self._depth_firsts[nodes], 0), np.where(is_node, self._depth_lengths[nodes], 0)
+        return np.where(is_node, self._firsts[nodes], 0), np.where(is_node, self._lengths[nodes], 0)
 
 
 def prefix_numbers(chosen: Ints) -> Ints:
