@@ -93,7 +93,7 @@ class PrefixTree:
         self._count = 0
         self._keys = np.empty(0, dtype=np.int64)  # of (parent, choice), sorted
         self._nodes = np.empty(0, dtype=np.int64)  # of those keys
-        self._firsts = np.zeros((16, levels), dtype=np.int64)  # [nodes, levels] first ids of the runs down to a node
+        self._firsts = np.zeros((16, levels), dtype=np.int32)  # [nodes, levels] first ids of the runs down to a node
         self._lengths = np.zeros((16, levels), dtype=np.int32)
 
     def walk(self, choices: Ints, ends: Ints) -> tuple[Ints, Ints, NewNodes]:
