@@ -8,6 +8,7 @@ import typer
 
 def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel fit monday.parquet -o monday.json")(fit)
+    app.command(epilog="Example: chatreel materialize monday.parquet -o prompts.jsonl --tokenizer models/llama-3")(materialize)
     app.command(epilog="Example: chatreel compare monday.parquet more.parquet --html fidelity.html")(compare)
 
 
@@ -32,3 +33,25 @@ def compare(
     from chatreel.comparing import run_compare
 
     raise typer.Exit(run_compare(real, synth, html_path, json_path))
+
+
+def materialize(
+    trace: Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)],
+    out_path: Annotated[Path, typer.Option("-o", "--out", help="Where to write the dataset.", show_default=False)],
+    dataset_format: Annotated[
+        str, typer.Option("--format", help="openai, vllm_custom, aiperf, aiperf_multi (a session a line), sharegpt.")
+    ] = "openai",
+    tokenizer: Annotated[
+        str, typer.Option(help="cl100k, o200k, a tokenizer.json, or a model folder with its chat template.")
+    ] = "cl100k",
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
+    check: Annotated[int, typer.Option(help="Tokenize so many prompts again and compare lengths and blocks.")] = 200,
+    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+    seed: Annotated[int, typer.Option(help="Same seed, same bytes; another one is new to every cache.")] = 0,
+) -> None:
+    """Write real prompts for any tool: exact token counts, and exactly the trace's sharing."""
+    from chatreel.materializing import Options, run_materialize
+
+    options = Options(format=dataset_format, tokenizer=tokenizer, limit=limit, check=check, workers=workers, seed=seed)
+    for line in run_materialize(trace, out_path, options):
+        typer.echo(line, err=True)

@@ -20,8 +20,9 @@ from replay.edge.probe import Target
 from replay.outcome import Outcome
 from replay.plan.pacer import Pacer
 from replay.plan.plan import Ints, Plan
-from replay.plan.prompts import as_text, prompt_places, spliced
+from replay.plan.prompts import prompt_places, spliced
 from replay.results import compact
+from tracer.words import as_text
 
 LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 12k tokens take some 2 ms
 BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again

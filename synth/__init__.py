@@ -1,8 +1,11 @@
 """Learn a workload from a trace, write a new one, prove that it is like the first.
 
-    workload (TOML, preset, flags) -> model -> sessions -> generate -> trace file
-    recorded trace                 -> bootstrap             -> trace file
-    two traces                     -> fidelity              -> numbers
+    workload (TOML, preset, flags) -> model -> sessions -> generate          -> trace file
+    recorded trace                 -> bootstrap                              -> trace file
+    recorded trace                 -> links -> fit -> learned model (JSON)   -> drawing -> naming -> trace file
+    two traces                     -> fidelity                               -> numbers
+    trace                          -> frame, layout -> text                  -> prompts for any tool
 
-Everything is pure but `generating.py`, which reads and writes trace files. Randomness is one seed, split by concern.
+Everything is pure but `generating.py`, which reads and writes trace files, and `frame.py`, which asks a tokenizer.
+Randomness is one seed, split by concern.
 """

@@ -9,8 +9,8 @@ import numpy as np
 from replay.edge.client import Client
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
-from replay.plan.prompts import Vocabulary
 from tracer.tokens import safe_words
+from tracer.words import Vocabulary
 
 # Ordinary words in every large vocabulary (Llama, Qwen, Mistral, GPT); below lie bytes and control tokens.
 _FALLBACK_IDS = (1000, 32000)

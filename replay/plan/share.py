@@ -3,7 +3,7 @@
 import numpy as np
 
 from replay.plan.plan import Ints, Plan
-from replay.plan.prompts import splitmix64
+from tracer.words import splitmix64
 
 
 def share_rows(plan: Plan, index: int, count: int) -> Ints:

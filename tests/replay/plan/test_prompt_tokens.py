@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from replay.plan.plan import Plan
-from replay.plan.prompts import Vocabulary, as_text, prompt_places, spliced
+from replay.plan.prompts import prompt_places, spliced
 from tracer.blocks import Blocks
 from tracer.tokens import load_tokenizer, safe_words
+from tracer.words import Vocabulary, as_text
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=30)
 Prompt = tuple[list[int], int]  # block ids, tail tokens
