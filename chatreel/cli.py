@@ -183,20 +183,32 @@ def generate(
         Path | None,
         typer.Argument(help="A TOML file of a workload, or a fitted model (.json).", show_default=False),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Start from: chat, rag, agentic, few-shot, random.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Start from: chat, rag, agentic, few-shot, long-document, merged, random.")
+    ] = None,
     from_trace: Annotated[Path | None, typer.Option("--from", help="Draw sharing groups from this trace instead.")] = None,
     requests: Annotated[int | None, typer.Option("--requests", "-n", help="How many requests.")] = None,
     duration: Annotated[float | None, typer.Option(help="How long, in seconds.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
+    users: Annotated[float | None, typer.Option(help="Sets the rate: sessions under way on average.")] = None,
+    diurnal: Annotated[str | None, typer.Option(help="Swing of the rate as amplitude@period, as 0.5@24h.")] = None,
     burstiness: Annotated[float | None, typer.Option(help="CV of gamma-distributed gaps; 1 is Poisson.")] = None,
     system_prompts: Annotated[int | None, typer.Option(help="System prompts in the pool.")] = None,
     system_prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of each system prompt.")] = None,
     zipf: Annotated[float | None, typer.Option(help="Zipf exponent of their popularity.")] = None,
     turns: Annotated[float | None, typer.Option(help="Mean turns per session.")] = None,
     think: Annotated[float | None, typer.Option(help="Mean think time in seconds.")] = None,
-    input_tokens: Annotated[int | None, typer.Option(help="New tokens of each turn.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Tokens of each answer.")] = None,
+    documents: Annotated[int | None, typer.Option(help="Documents in the library.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Documents of each session, between system prompt and question.")] = None,
+    messages_per_request: Annotated[
+        int | None, typer.Option(help="Messages of different users that are packed into one request.")
+    ] = None,
+    input_tokens: Annotated[str | None, typer.Option(help="New tokens of each turn; 120:3000 is p50:p99.")] = None,
+    output_tokens: Annotated[str | None, typer.Option(help="Tokens of each answer; likewise.")] = None,
     prefix_share: Annotated[float | None, typer.Option(help="Share of prompt tokens that an endless cache serves.")] = None,
+    hit_rate: Annotated[
+        str | None, typer.Option(help="LRU hit rate at a KV size in tokens, as 0.6@400k: scales the system prompts.")
+    ] = None,
     seed: SEED = 0,
 ) -> None:
     """Make a workload: from flags, a TOML file, a preset, a fitted model, or a trace."""
@@ -215,9 +227,15 @@ def generate(
         zipf=zipf,
         turns=turns,
         think_s=think,
+        documents=documents,
+        depth=depth,
+        messages_per_request=messages_per_request,
+        users=users,
+        diurnal=diurnal,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         prefix_share=prefix_share,
+        hit_rate=hit_rate,
     )
     for line in run_generate(options, seed, out_path):
         err.print(line, highlight=False, markup=False)

@@ -1,5 +1,6 @@
 """`chatreel generate`: flags to the synthesizer's own words, and its report to lines."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,9 +24,15 @@ class GenerateOptions:
     zipf: float | None = None
     turns: float | None = None
     think_s: float | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    documents: int | None = None
+    depth: int | None = None
+    messages_per_request: int | None = None
+    users: float | None = None
+    diurnal: str | None = None  # 0.5@24h
+    input_tokens: str | None = None  # 120, or 120:3000 for p50:p99
+    output_tokens: str | None = None
     prefix_share: float | None = None
+    hit_rate: str | None = None  # 0.6@400k
 
 
 def run_generate(options: GenerateOptions, seed: int, out_path: Path) -> Iterator[str]:
@@ -45,6 +52,8 @@ def run_generate(options: GenerateOptions, seed: int, out_path: Path) -> Iterato
 
 
 def _from_workload(options: GenerateOptions, seed: int, out_path: Path) -> GenerateReport:
+    hit_rate, at_tokens = (None, None) if options.hit_rate is None else parse_hit_rate(options.hit_rate)
+    amplitude, period_s = (None, None) if options.diurnal is None else parse_diurnal(options.diurnal)
     workload = load_workload(
         options.spec,
         preset=options.preset or (None if options.spec else "chat"),
@@ -59,12 +68,47 @@ def _from_workload(options: GenerateOptions, seed: int, out_path: Path) -> Gener
             "system_prompts.zipf": options.zipf,
             "turns": _mean(options.turns),
             "think_s": _mean(options.think_s),
-            "input_tokens": options.input_tokens,
-            "output_tokens": options.output_tokens,
+            "documents.count": options.documents,
+            "documents.per_session": options.depth,
+            "messages_per_request": options.messages_per_request,
+            "arrivals.users": options.users,
+            "arrivals.diurnal_amplitude": amplitude,
+            "arrivals.diurnal_period_s": period_s,
+            "input_tokens": parse_lengths("--input-tokens", options.input_tokens),
+            "output_tokens": parse_lengths("--output-tokens", options.output_tokens),
             "prefix_share": options.prefix_share,
+            "hit_rate": hit_rate,
+            "hit_rate_at_tokens": at_tokens,
         },
     )
     return generate_trace(workload, seed, out_path)
+
+
+def parse_hit_rate(text: str) -> tuple[float, int]:
+    """0.6@400k -> (0.6, 400_000)."""
+    found = re.fullmatch(r"(\d*\.?\d+)@(\d*\.?\d+)([kKmM]?)", text.replace("_", "").replace(",", ""))
+    if found is None:
+        raise TraceError("wrong value for `--hit-rate`", seen=text, wanted="a rate at a KV size in tokens, as in 0.6@400k")
+    return float(found[1]), round(float(found[2]) * {"": 1, "k": 1_000, "m": 1_000_000}[found[3].lower()])
+
+
+def parse_diurnal(text: str) -> tuple[float, float]:
+    """0.5@24h -> (0.5, 86400.0); the period is a day if none is given."""
+    found = re.fullmatch(r"(\d*\.?\d+)(?:@(\d*\.?\d+)([smhd]?))?", text)
+    if found is None:
+        raise TraceError("wrong value for `--diurnal`", seen=text, wanted="an amplitude from 0 to 1 and a period, as in 0.5@24h")
+    unit_s = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[3] or ""]
+    return float(found[1]), 86_400.0 if found[2] is None else float(found[2]) * unit_s
+
+
+def parse_lengths(option: str, text: str | None) -> dict[str, float] | None:
+    """120 -> always 120; 120:3000 -> lognormal with this p50 and p99."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if found is None:
+        raise TraceError(f"wrong value for `{option}`", seen=text, wanted="a number of tokens, or p50:p99 as in 120:3000")
+    return {"constant": int(found[1])} if found[2] is None else {"p50": int(found[1]), "p99": int(found[2])}
 
 
 def _mean(value: float | None) -> dict[str, float] | None:

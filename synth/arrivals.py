@@ -42,6 +42,22 @@ def recorded_starts(starts_ns: Ints, rate_per_s: float | None, rng: np.random.Ge
         repeat += 1
 
 
+def diurnal(chunks: Iterator[Ints], amplitude: float, period_s: float) -> Iterator[Ints]:
+    """Start times moved so that their rate swings as 1 + amplitude * sin(2 pi t / period) around what it was.
+
+    A start at u moves to the t with t + amplitude * period / (2 pi) * (1 - cos(2 pi t / period)) = u.
+    """
+    swing_s = amplitude * period_s / (2 * np.pi)
+    for chunk in chunks:
+        wanted = chunk / NS
+        low, high = np.maximum(wanted - 2 * swing_s, 0.0), wanted.copy()
+        for _ in range(64):  # halving: at amplitude 1 the rate touches 0, where Newton's steps fail
+            middle = (low + high) / 2
+            is_early = middle + swing_s * (1 - np.cos(2 * np.pi * middle / period_s)) < wanted
+            low, high = np.where(is_early, middle, low), np.where(is_early, high, middle)
+        yield (high * NS).astype(np.int64)
+
+
 def spread_inside_grid(stamps_ns: Ints, grid_ns: int | None, rng: np.random.Generator) -> Ints:
     """Sorted stamps on a grid, each moved forward by less than the grid's step; equal ones keep their order."""
     if not grid_ns:

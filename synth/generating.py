@@ -1,11 +1,13 @@
 """`chatreel generate`: a workload, or a recorded trace, in; a trace file out. The generators themselves are pure."""
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from synth import bootstrap, generate
@@ -14,6 +16,7 @@ from synth.drawing import Amount, draw
 from synth.fit import COLUMNS as FIT_COLUMNS
 from synth.fit import fit
 from synth.generate import Totals
+from synth.hit_rate import solve_hit_rate
 from synth.learned import Model, from_json, to_json
 from synth.model import Workload, workload_json
 from synth.prefixes import make_pools
@@ -21,8 +24,9 @@ from synth.sessions import Streams, turns_in_order
 from synth.share import TOLERANCE, Skeleton, solve_prefix_share
 from tracer.errors import TraceError
 from tracer.schema import BASE_BLOCK_TOKENS, Footer, HashScheme
-from tracer.tracefile import TraceWriter, column, read_footer, read_table, write_trace
+from tracer.tracefile import ROW_GROUP_ROWS, TraceWriter, column, read_footer, read_table, write_trace
 
+ROW_GROUP_BYTES = 20_000_000
 PathLike = str | os.PathLike[str]
 
 
@@ -56,6 +60,15 @@ def generate_trace(workload: Workload, seed: int, out_path: PathLike) -> Generat
             next_step="Raise duration_s or the rate",
         )
     notes = []
+    if workload.hit_rate is not None and workload.hit_rate_at_tokens is not None:
+        skeleton = Skeleton.of(turns_in_order(workload, pools, Streams(seed), recorded))
+        pools, rate = solve_hit_rate(skeleton, pools, workload.hit_rate, workload.hit_rate_at_tokens)
+        notes.append(
+            f"system prompts of {pools.system_tokens.mean():.0f} tokens on average give an LRU hit rate of {rate:.3f} "
+            f"(wanted {workload.hit_rate:g}) at {workload.hit_rate_at_tokens:,} tokens of KV"
+        )
+        if abs(rate - workload.hit_rate) > TOLERANCE:
+            notes.append("the hit rate is off by more than 0.02: it moves in steps here")
     if workload.prefix_share is not None:
         skeleton = Skeleton.of(turns_in_order(workload, pools, Streams(seed), recorded))
         pools, share = solve_prefix_share(skeleton, pools, workload.prefix_share)
@@ -73,7 +86,9 @@ def generate_trace(workload: Workload, seed: int, out_path: PathLike) -> Generat
         hashes=HashScheme(scope="global"),
         notes={"workload": workload_json(workload), "service_time": service, "generator": "; ".join(notes)},
     )
-    write_trace(out_path, generate.rows(turns, workload, pools, totals), footer)
+    with TraceWriter(out_path, footer) as writer:
+        for table in _row_groups(generate.tables(turns, workload, pools, totals)):
+            writer.write_columns(table)
     mean = float(pools.system_tokens.mean())
     return _report(out_path, seed, totals, workload.prefix_share, system_tokens_mean=mean, notes=notes)
 
@@ -193,6 +208,18 @@ def fit_trace(trace_path: PathLike, out_path: PathLike) -> Model:
             f"cannot write here: {error.strerror}", path=str(out_path), next_step="Choose another -o path"
         ) from error
     return model
+
+
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables put together: what Parquet keeps of each row group until the end is then next to nothing."""
+    parts: list[pa.Table] = []
+    for table in tables:
+        parts.append(table)
+        if sum(part.num_rows for part in parts) >= ROW_GROUP_ROWS or sum(part.nbytes for part in parts) >= ROW_GROUP_BYTES:
+            yield pa.concat_tables(parts).combine_chunks()
+            parts = []
+    if parts:
+        yield pa.concat_tables(parts).combine_chunks()
 
 
 def _recorded_starts(workload: Workload, seed: int) -> NDArray[np.int64] | None:

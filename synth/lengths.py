@@ -32,9 +32,17 @@ def counts(one: Distribution, scores: Floats, least: int = 1) -> Ints:
 
 def mean_count(one: Distribution) -> float:
     """Mean of `counts`, by 8191 equally likely quantiles."""
+    return float(counts(one, _even_scores()).mean())
+
+
+def mean_seconds(one: Distribution) -> float:
+    """Mean of `seconds`, likewise."""
+    return float(seconds(one, _even_scores()).mean())
+
+
+def _even_scores() -> Floats:
     normal = NormalDist()
-    scores = np.array([normal.inv_cdf((i + 0.5) / 8191) for i in range(8191)])
-    return float(counts(one, scores).mean())
+    return np.array([normal.inv_cdf((i + 0.5) / 8191) for i in range(8191)])
 
 
 def tied_scores(first: Floats, fresh: Floats, spearman: float) -> Floats:

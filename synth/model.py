@@ -3,6 +3,7 @@
     preset = "chat"                  # start from a preset; every key below is optional
     requests = 20000                 # and / or duration_s = 600; whichever ends first
     prefix_share = 0.6               # share of prompt tokens that an endless cache could serve; sets system prompt lengths
+    # or: hit_rate = 0.6 and hit_rate_at_tokens = 400000, the share that an LRU prefix cache of that size serves
 
     [arrivals]
     process = "gamma"                # poisson | gamma | recorded
@@ -31,6 +32,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from tracer.errors import TraceError
+from tracer.schema import BASE_BLOCK_TOKENS
 
 MAX_SYSTEM_TOKENS = 131_072  # longest system prompt that a target prefix share may ask for
 Table = dict[str, Any]
@@ -57,13 +59,18 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """When sessions start. Later turns follow the previous answer and the think time.
 
-    `requests_per_s` is the long-run rate: session starts per second times the mean number of turns. The trace begins
-    with first turns only, so its first minutes carry less.
+    `users` is how many sessions are under way on average (Little's law): session starts per second times the mean time from
+    a session's first arrival to its last answer. `requests_per_s` is the long-run rate: session starts per second times the
+    mean number of turns. The trace begins with first turns only, so its first minutes carry less of either. Where requests
+    pack several messages, both count messages.
     """
 
     process: Literal["poisson", "gamma", "recorded"] = "poisson"
     sessions_per_s: float | None = None
     requests_per_s: float | None = None
+    users: float | None = None
+    diurnal_amplitude: float | None = None  # the rate swings as 1 + amplitude * sin(2 pi t / period); the mean stays
+    diurnal_period_s: float = 86_400.0
     cv: float | None = None  # gamma only
     trace: str | None = None  # recorded only: the session starts of this trace, its rate unless one is given
 
@@ -97,6 +104,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     requests: int | None = None
     duration_s: float | None = None  # arrivals before this time only
     prefix_share: float | None = None  # met by scaling the lengths of all system prompts
+    hit_rate: float | None = None  # token-weighted, of an LRU prefix cache of hit_rate_at_tokens; met in the same way
+    hit_rate_at_tokens: int | None = None
     arrivals: Arrivals = Arrivals(sessions_per_s=1.0)
     system_prompts: SystemPrompts = SystemPrompts()
     documents: Documents = Documents()
@@ -105,6 +114,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     input_tokens: Distribution = Distribution(constant=256)  # new tokens of a turn, template markers included
     output_tokens: Distribution = Distribution(constant=128)
     input_output_correlation: float = 0.0  # Spearman's, between new tokens and output of a turn
+    messages_per_request: Distribution = Distribution(constant=1)  # above 1: conversations of many users in one prompt
     max_conversation_tokens: int = 131_072  # a session ends before it grows beyond this, shared prefix not counted
     service: Service = Service()
     model: str = "chatreel"
@@ -113,7 +123,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 DISTRIBUTIONS = {name for name, kind in Workload.__annotations__.items() if kind is Distribution} | {"tokens"}
-REPLACES = (("requests", "duration_s"), ("sessions_per_s", "requests_per_s"))  # setting one drops an inherited other
+REPLACES = (
+    ("requests", "duration_s"),
+    ("prefix_share", "hit_rate", "hit_rate_at_tokens"),
+    ("sessions_per_s", "requests_per_s", "users"),
+)  # setting one drops the inherited others
 
 
 def presets() -> dict[str, Table]:
@@ -210,9 +224,9 @@ def _distributions_as_tables(table: Table) -> Table:
 def _merged(below: Table, above: Table) -> Table:
     """`above` wins; tables are merged, distributions replaced whole."""
     merged = dict(below)
-    for pair in REPLACES:
-        if any(key in above for key in pair):
-            merged = {key: value for key, value in merged.items() if key not in pair}
+    for group in REPLACES:
+        if any(key in above for key in group):
+            merged = {key: value for key, value in merged.items() if key not in group}
     if "process" in above:  # what belonged to the inherited process goes with it
         merged = {key: value for key, value in merged.items() if key not in ("cv", "trace")}
     for key, value in above.items():
@@ -260,6 +274,8 @@ def _check(workload: Workload, path: str | None) -> None:
         ("requests", w.requests, 1, 2**31 - 1),
         ("duration_s", w.duration_s, 1e-9, 1e8),
         ("prefix_share", w.prefix_share, 0, 1),
+        ("hit_rate", w.hit_rate, 0, 1),
+        ("hit_rate_at_tokens", w.hit_rate_at_tokens, BASE_BLOCK_TOKENS, 2**50),
         ("input_output_correlation", w.input_output_correlation, -1, 1),
         ("max_conversation_tokens", w.max_conversation_tokens, 1, 2**31 - 1),
         ("system_prompts.count", pool.count, 1, 1e6),
@@ -271,6 +287,9 @@ def _check(workload: Workload, path: str | None) -> None:
         ("service.tpot_s", w.service.tpot_s, 0, 1e6),
         ("arrivals.sessions_per_s", arrivals.sessions_per_s, 1e-9, 1e9),
         ("arrivals.requests_per_s", arrivals.requests_per_s, 1e-9, 1e9),
+        ("arrivals.users", arrivals.users, 1e-9, 1e9),
+        ("arrivals.diurnal_amplitude", arrivals.diurnal_amplitude, 0, 1),
+        ("arrivals.diurnal_period_s", arrivals.diurnal_period_s, 1, 1e8),
         ("arrivals.cv", arrivals.cv, 0.01, 100),
     ]
     for key, seen, low, high in ranges:
@@ -278,6 +297,16 @@ def _check(workload: Workload, path: str | None) -> None:
             wrong(key, seen, f"{low:g} to {high:g}")
     if w.requests is None and w.duration_s is None:
         wrong("requests", None, "a number of requests, or duration_s", "Set requests or duration_s")
+    if (w.hit_rate is None) != (w.hit_rate_at_tokens is None):
+        wrong("hit_rate", (w.hit_rate, w.hit_rate_at_tokens), "hit_rate and hit_rate_at_tokens together")
+    if w.hit_rate is not None and w.prefix_share is not None:
+        wrong("hit_rate", (w.hit_rate, w.prefix_share), "one of hit_rate and prefix_share: both scale the system prompts")
+    if w.messages_per_request != Distribution(constant=1) and (pool.count > 1 or library.per_session):
+        wrong(
+            "messages_per_request",
+            f"{pool.count} system prompts, {library.per_session} documents a session",
+            "one system prompt and no documents, as all messages of a request share them",
+        )
     _check_arrivals(arrivals, wrong)
     for key, one, least in _all_distributions(w):
         _check_distribution(key, one, least, wrong)
@@ -292,15 +321,16 @@ def _all_distributions(w: Workload) -> list[tuple[str, Distribution, float]]:
         ("think_s", w.think_s, 0),
         ("input_tokens", w.input_tokens, 1),
         ("output_tokens", w.output_tokens, 1),
+        ("messages_per_request", w.messages_per_request, 1),
     ]
 
 
 def _check_arrivals(arrivals: Arrivals, wrong: Any) -> None:
-    rates = (arrivals.sessions_per_s, arrivals.requests_per_s)
-    if arrivals.sessions_per_s is not None and arrivals.requests_per_s is not None:
-        wrong("arrivals", rates, "one of sessions_per_s and requests_per_s")
-    if arrivals.process != "recorded" and rates == (None, None):
-        wrong("arrivals", None, "sessions_per_s or requests_per_s")
+    rates = [one for one in (arrivals.sessions_per_s, arrivals.requests_per_s, arrivals.users) if one is not None]
+    if len(rates) > 1:
+        wrong("arrivals", rates, "one of sessions_per_s, requests_per_s and users")
+    if arrivals.process != "recorded" and not rates:
+        wrong("arrivals", None, "sessions_per_s, requests_per_s or users")
     if arrivals.process != "gamma" and arrivals.cv is not None:
         wrong("arrivals.cv", arrivals.cv, f"no cv with process {arrivals.process!r}", 'Set process = "gamma"')
     if arrivals.process == "gamma" and arrivals.cv is None:

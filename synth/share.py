@@ -4,16 +4,15 @@ The share is exact, not a model: hits are whole blocks of 16, and at least the l
 lengths and order only, and neither depends on the lengths of system prompts, so it can be solved before any id is made.
 """
 
-from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synth.model import MAX_SYSTEM_TOKENS
 from synth.prefixes import Pools, depth_seen_before
-from synth.sessions import Turn
+from synth.sessions import Turns
 from tracer.errors import TraceError
 from tracer.schema import BASE_BLOCK_TOKENS
 
@@ -26,35 +25,25 @@ class Skeleton:
     """Lengths of all requests in arrival order, shared beginnings left out. Shapes: [requests]; choices [sessions, levels]."""
 
     session: Ints
-    is_first: NDArray[np.bool_]
+    turn: Ints
     history: Ints  # tokens of earlier turns and their answers
     new_tokens: Ints
+    output_tokens: Ints
     choices: Ints
     seen_depth: Ints  # [sessions] leading levels that an earlier session shares
 
     @classmethod
-    def of(cls, turns: Iterable[Turn]) -> "Skeleton":
-        sessions, firsts, histories, news = array("q"), array("b"), array("q"), array("q")
-        choices: list[tuple[int, ...]] = []
-        alive: dict[int, int] = {}
-        for turn in turns:
-            history = alive.pop(turn.session, 0)
-            if turn.turn == 0:
-                choices.append(turn.choice)
-            if not turn.is_last:
-                alive[turn.session] = history + turn.new_tokens + turn.output_tokens
-            sessions.append(turn.session)
-            firsts.append(turn.turn == 0)
-            histories.append(history)
-            news.append(turn.new_tokens)
-        chosen = np.array(choices, dtype=np.int64)
+    def of(cls, found: Iterable[Turns]) -> "Skeleton":
+        turns = Turns.joined(list(found))
+        choices = turns.choice[turns.turn == 0]
         return cls(
-            session=np.array(sessions, dtype=np.int64),
-            is_first=np.array(firsts, dtype=np.bool_),
-            history=np.array(histories, dtype=np.int64),
-            new_tokens=np.array(news, dtype=np.int64),
-            choices=chosen,
-            seen_depth=depth_seen_before(chosen),
+            session=turns.session,
+            turn=turns.turn,
+            history=turns.history,
+            new_tokens=turns.new_tokens,
+            output_tokens=turns.output_tokens,
+            choices=choices,
+            seen_depth=depth_seen_before(choices),
         )
 
 
@@ -64,7 +53,7 @@ def prefix_share(skeleton: Skeleton, pools: Pools) -> float:
     reached = np.concatenate([np.zeros((len(ends), 1), dtype=np.int64), ends], axis=1)
     seen = reached[np.arange(len(ends)), skeleton.seen_depth]
     prefix = ends[:, -1][skeleton.session]
-    served = np.where(skeleton.is_first, seen[skeleton.session], prefix + skeleton.history)
+    served = np.where(skeleton.turn == 0, seen[skeleton.session], prefix + skeleton.history)
     prompt = prefix + skeleton.history + skeleton.new_tokens
     return float((served // BASE_BLOCK_TOKENS * BASE_BLOCK_TOKENS).sum() / prompt.sum())
 
@@ -75,14 +64,7 @@ def solve_prefix_share(skeleton: Skeleton, pools: Pools, target: float) -> tuple
     With all lengths times f the share is (a + b f) / (c + d f) but for rounding to blocks: monotone, so bisection finds
     it. `TraceError` with the feasible range if no factor does.
     """
-    if not pools.system_tokens.any():  # a pool of empty prompts has nothing to scale
-        pools = Pools(
-            system_tokens=np.full_like(pools.system_tokens, BASE_BLOCK_TOKENS),
-            document_tokens=pools.document_tokens,
-            system_cdf=pools.system_cdf,
-            document_cdf=pools.document_cdf,
-            documents_per_session=pools.documents_per_session,
-        )
+    pools = scalable(pools)
     low, high = 0.0, MAX_SYSTEM_TOKENS / int(pools.system_tokens.max())
     at_low, at_high = (prefix_share(skeleton, pools.scaled(factor)) for factor in (low, high))
     least, most = min(at_low, at_high), max(at_low, at_high)
@@ -101,6 +83,13 @@ def solve_prefix_share(skeleton: Skeleton, pools: Pools, target: float) -> tuple
             break  # all of them round to nothing
     _, factor, share = min(tried)
     return pools.scaled(factor), share
+
+
+def scalable(pools: Pools) -> Pools:
+    """A pool of empty system prompts has nothing to scale: give them a block each."""
+    if pools.system_tokens.any():
+        return pools
+    return replace(pools, system_tokens=np.full_like(pools.system_tokens, BASE_BLOCK_TOKENS))
 
 
 def _infeasible(target: float, least: float, most: float) -> TraceError:

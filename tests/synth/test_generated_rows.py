@@ -39,6 +39,11 @@ def workloads(draw: st.DrawFn) -> Workload:
         "max_conversation_tokens": draw(st.sampled_from([200, 100_000])),
     }
     if draw(st.booleans()):
+        table["messages_per_request"] = draw(st.sampled_from([2, {"min": 1, "max": 5}]))
+        table["system_prompts"]["count"], table["documents"]["per_session"] = 1, 0
+    if draw(st.booleans()):
+        table["arrivals"] |= {"diurnal_amplitude": 1.0, "diurnal_period_s": 100.0}
+    if draw(st.booleans()):
         table["duration_s"] = 1000.0
     return workload_from_table(table)
 
@@ -192,7 +197,15 @@ def test_too_short_a_duration_and_a_negative_seed_are_refused_and_leave_no_file(
 
 @pytest.mark.parametrize("name", presets())
 def test_presets_differ_in_what_a_cache_can_do_for_them(tmp_path: Path, name: str) -> None:
-    expected = {"chat": (0.7, 0.95), "rag": (0.6, 0.9), "agentic": (0.9, 1), "few-shot": (0.85, 0.97), "random": (0, 0)}
+    expected = {
+        "chat": (0.7, 0.95),
+        "rag": (0.6, 0.9),
+        "agentic": (0.9, 1),
+        "few-shot": (0.85, 0.97),
+        "long-document": (0.7, 0.95),
+        "merged": (0.05, 0.25),
+        "random": (0, 0),
+    }
 
     report = generate_trace(load_workload(preset=name), 0, tmp_path / "t.parquet")
 
