@@ -170,6 +170,7 @@ class _Connection(asyncio.Protocol):
         self._release = release
         self._sink: Sink | None = None
         self._headers: Headers = []
+        self._has_head = self._ends_with_connection = self._is_head_only = False
         self._idle_since_ns = self._now_ns = time.monotonic_ns()
         self._timer: asyncio.TimerHandle | None = None
 
