@@ -8,14 +8,17 @@ through the engine of `chatreel serve` in virtual time, open loop. Figures of th
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import numpy as np
 
-from replay.sim.offline import COLUMNS, simulate
+from replay.outcome import Sample
+from replay.plan.build import COLUMNS, build_plan
 from replay.sim.presets import PRESETS
+from replay.sim.virtual import play
 from synth.generating import generate_trace
 from synth.model import load_workload
 from tracer.report.charts import BLUE, ORANGE
@@ -37,21 +40,28 @@ def measure(preset: str, messages_per_s: float, folder: Path) -> dict[str, Any]:
     path = folder / "t.parquet"
     dials = {"duration_s": END_S, "arrivals.requests_per_s": messages_per_s}
     generate_trace(load_workload(preset=preset, overrides=dials), 0, path)
-    found = list(simulate(read_table(path, COLUMNS), read_footer(path), PRESETS[SERVER]))
-    end_s = np.array([one.end_s for one in found])
+    plan = build_plan(read_table(path, COLUMNS), read_footer(path), np.random.default_rng(0))
+    plan = replace(plan, think_ns=np.full(len(plan), -1))  # open loop: both get the same messages at the same times
+    played = play(plan, PRESETS[SERVER], replicas=1, router="rr", sample_s=0.05)
+    found = [one for one in played if isinstance(one, Sample)]
+    end_s = np.array([one.t_ns for one in found]) / 1e9
     begin, end = np.searchsorted(end_s, [WARM_UP_S, END_S])
     first, last = found[begin], found[end - 1]
-    usage = np.array([one.kv_usage for one in found])[begin:end]
-    full = np.flatnonzero([one.kv_usage >= 0.95 for one in found])
+    usage = np.array([one.kv_usage for one in found])
+    full = np.flatnonzero(usage >= 0.95)
     return {
         "preset": NAMES[preset],
         "messages_per_s": messages_per_s,
-        "hit rate": (last.cached_tokens - first.cached_tokens) / (last.prompt_tokens - first.prompt_tokens),
-        "kv": float(np.average(usage, weights=np.diff(end_s)[begin - 1 : end - 1])),
-        "preemptions": (last.preemptions - first.preemptions) / (messages_per_s * (END_S - WARM_UP_S)) * 1000,
+        "hit rate": _growth(first, last, "prefix_hits_tokens") / _growth(first, last, "prefix_queries_tokens"),
+        "kv": float(usage[begin:end].mean()),
+        "preemptions": _growth(first, last, "preemptions") / (messages_per_s * (END_S - WARM_UP_S)) * 1000,
         "full_s": float(end_s[full[0]]) if len(full) else None,
-        "waiting": last.waiting,
+        "waiting": round(last.waiting or 0),
     }
+
+
+def _growth(first: Sample, last: Sample, counter: str) -> float:
+    return float(getattr(last, counter) - getattr(first, counter))
 
 
 def picture(rows: list[dict[str, Any]]) -> Any:

@@ -41,6 +41,12 @@ class By(StrEnum):
     time = "time"
 
 
+class Router(StrEnum):
+    prefix = "prefix"
+    sticky = "sticky"
+    rr = "rr"
+
+
 class Transport(StrEnum):
     own = "own"
     httpx = "httpx"
@@ -393,6 +399,51 @@ def replay(
     )
     slos = parse_slos(slo or [])
     raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))
+
+
+@app.command(epilog="Example: chatreel predict monday.parquet --engine h100-llama3-8b --scale 1,2,5 --replicas 2 --slo ttft:500")
+def predict(
+    trace: TRACE,
+    engine: Annotated[str, typer.Option(help="GPU and model; see docs/presets.md.")] = "h100-llama3-8b",
+    scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
+    by: Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")] = By.users,
+    replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
+    router: Annotated[
+        Router, typer.Option(help="prefix: where most is cached; sticky: by session; rr: in turn.")
+    ] = Router.prefix,
+    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("predicted"),
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="KV cache of each replica, instead of the preset's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
+    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
+    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    open_loop: Annotated[
+        bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
+    ] = False,
+    seed: SEED = 0,
+) -> None:
+    """What a server would do with a trace: the simulated engine in virtual time, no server asked, the same report."""
+    from chatreel.replaying import parse_slos, predict_and_report
+    from replay.foretelling import PredictConfig
+
+    config = PredictConfig(
+        trace=trace,
+        run_dir=run_dir,
+        engine=engine,
+        scales=tuple(_numbers(scale, float, "--scale")),
+        by=by.value,
+        replicas=replicas,
+        router=router.value,
+        limit=limit,
+        seed=seed,
+        open_loop=open_loop,
+        kv_tokens=kv_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    slos = parse_slos(slo or [])
+    raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
 
 
 @app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from chatreel.progress import replay_progress
 from replay.errors import PlanError
+from replay.foretelling import PredictConfig, run_predict
 from replay.judge.summary import Slo
 from replay.judge.verdict import exit_code
 from replay.report.html import write_html, write_images
@@ -37,6 +38,15 @@ def run_and_report(config: ReplayConfig, slos: Sequence[Slo], attain: float | No
     err.print(f"seed {config.seed}", highlight=False)
     with replay_progress(err) as show:
         run_replay(config, show)
+    return write_reports(config.run_dir, slos, attain, out, err)
+
+
+def predict_and_report(config: PredictConfig, slos: Sequence[Slo], attain: float | None, out: Console, err: Console) -> int:
+    """Exit codes as `run_and_report`."""
+    if (config.run_dir / "run.json").exists():
+        raise PlanError("there is a run here already", path=str(config.run_dir), next_step="Choose another --out")
+    err.print(f"seed {config.seed}", highlight=False)
+    run_predict(config)
     return write_reports(config.run_dir, slos, attain, out, err)
 
 

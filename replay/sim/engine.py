@@ -102,9 +102,10 @@ class Engine:
         problem = self.refusal(len(request.prompt), len(request.answer))
         if problem or not request.prompt or not request.answer:
             raise ValueError(problem or "a request needs a prompt token and an answer token")
-        tokens = array("I", request.prompt)
-        tokens.extend(request.answer)
-        request.names = chained_names(tokens, self.preset.block_tokens)
+        if not request.names:  # a caller that knows them saves the hashing
+            tokens = array("I", request.prompt)
+            tokens.extend(request.answer)
+            request.names = chained_names(tokens, self.preset.block_tokens)
         request.known = len(request.prompt)
         self.waiting.append(request)
 

@@ -1,0 +1,89 @@
+"""`chatreel predict` against a replay in real time of the same trace on `chatreel serve`, and its speed.
+
+    python bench/predict.py compare            # some minutes: the replay runs in real time
+    python bench/predict.py speed TRACE.parquet --limit 2000
+
+compare: percentiles of both runs as a report gives them, their ratio, hit rates and preemptions. speed: virtual seconds
+per second on one core.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+
+from replay.foretelling import PredictConfig, run_predict
+from replay.judge.summary import Point
+from replay.report.reading import judge_run
+from replay.run import ReplayConfig, replay
+from replay.sim.server import ServerConfig, run_server
+from synth.generating import generate_trace
+from synth.model import load_workload
+
+PRESET, KV_TOKENS = "h100-llama3-8b", 60_000
+FIGURES = {"TTFT": "ttft_schedule_ms", "TPOT": "tpot_ms", "E2E": "e2e_schedule_ms"}
+
+
+def compare() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        dials = {"duration_s": 60, "arrivals.requests_per_s": 12, "think_s": {"mean": 5}}
+        generate_trace(load_workload(preset="chat", overrides=dials), 1, folder / "t.parquet")
+        ours, theirs = multiprocessing.Pipe()
+        config = ServerConfig(preset=PRESET, port=0, kv_tokens=KV_TOKENS)
+        server = multiprocessing.Process(target=run_server, args=(config, theirs.send), daemon=True)
+        server.start()
+        url = ours.recv()
+        scales = (1.0, 2.0)
+        asyncio.run(replay(ReplayConfig(trace=folder / "t.parquet", target=url, run_dir=folder / "real", scales=scales)))
+        server.terminate()
+        begin = time.perf_counter()
+        run_predict(
+            PredictConfig(trace=folder / "t.parquet", run_dir=folder / "sim", engine=PRESET, scales=scales, kv_tokens=KV_TOKENS)
+        )
+        print(f"both scales predicted in {time.perf_counter() - begin:.1f} s\n")
+        real, sim = (judge_run(folder / part).points for part in ("real", "sim"))
+    print("| scale | | real time | predicted | predicted / real |\n|---|---|---|---|---|")
+    for one, other in zip(real, sim, strict=True):
+        _rows(one, other)
+
+
+def _rows(real: Point, sim: Point) -> None:
+    for name, figure in FIGURES.items():
+        for rank in ("p50", "p90", "p99"):
+            a, b = (getattr(getattr(one.latency, figure), rank) for one in (real, sim))
+            print(f"| {real.scale:g}x | {name} {rank}, ms | {a:.2f} | {b:.2f} | {b / a:.3f} |")
+    a, b = real.cache.hit_rate_usage or 0.0, sim.cache.hit_rate_usage or 0.0
+    print(f"| {real.scale:g}x | prefix hit rate | {a:.2%} | {b:.2%} | {b - a:+.4f} |")
+    print(f"| {real.scale:g}x | preemptions | {real.cache.preemptions} | {sim.cache.preemptions} | |")
+
+
+def speed(trace: Path, limit: int | None, preset: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        begin = time.perf_counter()
+        run_predict(PredictConfig(trace=trace, run_dir=Path(name) / "run", engine=preset, scales=(1.0,), limit=limit))
+        seconds = time.perf_counter() - begin
+        point = judge_run(Path(name) / "run").points[0]
+    print(
+        f"{point.completed:,} requests, {point.duration_s:,.0f} virtual s in {seconds:.1f} s: {point.duration_s / seconds:,.0f} "
+        f"x real time; {point.output_tokens_per_s * point.duration_s / seconds:,.0f} answer tokens/s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["compare", "speed"])
+    parser.add_argument("trace", nargs="?", type=Path)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--preset", default=PRESET)
+    options = parser.parse_args()
+    if options.what == "compare":
+        compare()
+    else:
+        speed(options.trace, options.limit, options.preset)
+
+
+if __name__ == "__main__":
+    main()
