@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 import signal
 import tempfile
 from contextlib import suppress
@@ -130,6 +131,7 @@ class SharedOut:
 
 def _tell(pipe: Connection, message: object) -> None:
     with suppress(OSError):  # who is gone is missed when it should answer
+        os.set_blocking(pipe.fileno(), True)  # libuv makes what it polls non-blocking, and half a message could get lost
         pipe.send(message)
 
 
@@ -142,6 +144,7 @@ async def _receive(pipe: Connection) -> Any:
             await readable.wait()
         finally:
             loop.remove_reader(pipe.fileno())
+    os.set_blocking(pipe.fileno(), True)
     return pipe.recv()
 
 
