@@ -1,7 +1,7 @@
 """Speed and memory of the workload generator: requests named in memory, requests written to a file, peak memory by size.
 
-python -m bench.synth            one process per figure; some two minutes
-python -m bench.synth one PRESET REQUESTS columns|file
+python bench/generation.py            one process per figure; some two minutes
+python bench/generation.py one PRESET REQUESTS columns|file
 """
 
 import resource
@@ -37,7 +37,7 @@ def one(preset: str, requests: int, how: str) -> str:
 
 
 def apart(preset: str, requests: int, how: str) -> tuple[float, float, float]:
-    command = [sys.executable, "-m", "bench.synth", "one", preset, str(requests), how]
+    command = [sys.executable, __file__, "one", preset, str(requests), how]
     rate, ids, peak = map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
     return rate, ids, peak
 
