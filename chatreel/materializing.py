@@ -1,7 +1,7 @@
 """`chatreel materialize`: a trace in, a dataset of real prompts out, checked with the tokenizer itself."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from chatreel.comparing import GATE_MISSED
 from synth.frame import Frame, Message, Render, measured, measured_plain, render_with
 from synth.layout import Layout, Previous, Prompt, Segment
 from synth.text import Batch, answer_text, messages, prompt_words
@@ -67,10 +68,11 @@ class _Session:
     turns: list[str] = field(default_factory=list)
 
 
-def run_materialize(trace: Path, out_path: Path, options: Options) -> Iterator[str]:
+def run_materialize(trace: Path, out_path: Path, options: Options, say: Callable[[str], None]) -> int:
+    """Exit code: 0, or 4 where a prompt that was checked is not what the trace says."""
     if options.format not in FORMATS:
         raise TraceError("no such format", seen=options.format, wanted=", ".join(FORMATS))
-    yield f"seed {options.seed}"
+    say(f"seed {options.seed}")
     words, ids = safe_words(options.tokenizer)
     vocabulary = Vocabulary(ids=ids, words=words)
     tokenizer = load_tokenizer(options.tokenizer)
@@ -78,16 +80,25 @@ def run_materialize(trace: Path, out_path: Path, options: Options) -> Iterator[s
     is_plain = options.format in WITHOUT_TEMPLATE
     frame = measured_plain(tokenizer) if is_plain else measured(render, words[0].decode())
     if not is_plain:
-        yield f"template: {frame.head} tokens before the first words, {frame.close} up to the answer, {frame.turn} between turns"
-        yield from _template_warnings(frame)
+        say(f"template: {frame.head} tokens before the first words, {frame.close} up to the answer, {frame.turn} between turns")
+        for line in _template_warnings(frame):
+            say(line)
     tally = _Tally()
     checker = _Checker(
         render if not is_plain else lambda one: tokenizer.encode(one[0]["content"]), read_footer(trace).block_tokens
     )
+    _write(out_path, _lines(trace, frame, vocabulary, options, tally, checker))
+    for line in _told(tally, options, out_path):
+        say(line)
+    return GATE_MISSED if tally.wrong else 0
+
+
+def _write(out_path: Path, chunks: Iterator[bytes]) -> None:
+    """The file appears under its name when it is whole."""
     partial = out_path.with_name(f".{out_path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as out:
-            for chunk in _lines(trace, frame, vocabulary, options, tally, checker):
+            for chunk in chunks:
                 out.write(chunk)
         partial.replace(out_path)
     except OSError as error:
@@ -96,7 +107,6 @@ def run_materialize(trace: Path, out_path: Path, options: Options) -> Iterator[s
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-    yield from _told(tally, options, out_path)
 
 
 def _template_warnings(frame: Frame) -> Iterator[str]:

@@ -49,9 +49,8 @@ def materialize(
     workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
     seed: Annotated[int, typer.Option(help="Same seed, same bytes; another one is new to every cache.")] = 0,
 ) -> None:
-    """Write real prompts for any tool: exact token counts, and exactly the trace's sharing."""
+    """Write real prompts for any tool: exact token counts, exactly the trace's sharing; exit code 4 if a check says otherwise."""
     from chatreel.materializing import Options, run_materialize
 
     options = Options(format=dataset_format, tokenizer=tokenizer, limit=limit, check=check, workers=workers, seed=seed)
-    for line in run_materialize(trace, out_path, options):
-        typer.echo(line, err=True)
+    raise typer.Exit(run_materialize(trace, out_path, options, lambda line: typer.echo(line, err=True)))

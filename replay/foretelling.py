@@ -15,6 +15,7 @@ from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import By, scale_plan
 from replay.results import compact, log_path
+from replay.run import point_facts
 from replay.sim.presets import Preset, preset_named
 from replay.sim.virtual import ROUTERS, Router, play
 from tracer.tracefile import read_footer, read_table
@@ -60,7 +61,8 @@ def run_predict(config: PredictConfig) -> Path:
     for index, scale in enumerate(config.scales):
         point_seed = int(np.random.SeedSequence([config.seed, index]).generate_state(2)[0])
         scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-        manifest["points"].append(_facts(index, scale, config, point_seed, scaled, preset))
+        prediction = predict(scaled, preset.kv_blocks * preset.block_tokens * config.replicas, answers_reused=True)
+        manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
         (config.run_dir / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
         _play_into(config.run_dir, index, scaled, preset, config)
     return config.run_dir
@@ -100,23 +102,4 @@ def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, An
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": ["simulated in virtual time: no server was asked", *plan.notes],
         "points": [],
-    }
-
-
-def _facts(index: int, scale: float, config: PredictConfig, seed: int, plan: Plan, preset: Preset) -> dict[str, Any]:
-    capacity = preset.kv_blocks * preset.block_tokens * config.replicas
-    prediction = predict(plan, capacity, answers_reused=True)
-    return {
-        "index": index,
-        "scale": scale,
-        "by": config.by,
-        "seed": seed,
-        "planned": len(plan),
-        "planned_span_s": float(plan.planned_ns[-1]) / 1e9,
-        "later_turns": int(((plan.parent >= 0) & (plan.think_ns >= 0)).sum()),
-        "hit_rate_predicted": prediction.at_capacity,
-        "hit_rate_predicted_infinite": prediction.infinite,
-        "kv_capacity_tokens": capacity,
-        "answers_reused": True,
-        "stopped": None,
     }

@@ -130,7 +130,7 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
             point_seed, salt = (int(word) for word in np.random.SeedSequence([config.seed, index]).generate_state(2))
             scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
             prediction = _predict(scaled, config, target)
-            facts = _point_facts(index, scale, config, point_seed, scaled, prediction)
+            facts = point_facts(index, scale, config.by, point_seed, scaled, prediction)
             progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=prediction.at_capacity)
             manifest["points"].append(facts)
             _write_json(config.run_dir / "run.json", manifest)
@@ -180,11 +180,12 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
     }
 
 
-def _point_facts(index: int, scale: float, config: ReplayConfig, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
+def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
+    """What run.json says of a point before it runs."""
     return {
         "index": index,
         "scale": scale,
-        "by": config.by,
+        "by": by,
         "seed": seed,
         "planned": len(plan),
         "planned_span_s": float(plan.planned_ns[-1]) / 1e9,

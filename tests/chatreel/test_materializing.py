@@ -87,3 +87,12 @@ def test_what_is_wrong_is_named(trace: Path, tmp_path: Path) -> None:
         assert words in str(run(trace, tmp_path / "d", *options).exception)
     assert "cannot write here" in str(run(trace, tmp_path / "none" / "d").exception)
     assert not (tmp_path / "d").exists()
+
+
+def test_prompts_shorter_than_their_template_are_told_and_are_a_miss(tmp_path: Path) -> None:
+    generate_trace(load_workload(preset="random", overrides={"requests": 20, "input_tokens": 6}), 1, tmp_path / "t.parquet")
+
+    done = run(tmp_path / "t.parquet", tmp_path / "d")
+
+    assert done.exit_code == 4
+    assert "20 prompts are shorter than the template" in done.output and "0 of 20 prompts exact" in done.output
