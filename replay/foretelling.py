@@ -1,6 +1,6 @@
 """`chatreel predict`: a trace through the simulated engine in virtual time, into a run folder like that of a replay."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,13 @@ import numpy as np
 
 from replay.errors import PlanError
 from replay.outcome import Outcome
-from replay.plan.build import COLUMNS, build_plan
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import By, scale_plan
 from replay.results import compact, log_path
-from replay.run import point_facts
-from replay.sim.presets import Preset, preset_named
+from replay.run import planned, point_facts, point_seeds, write_json
+from replay.sim.presets import Preset, changed
 from replay.sim.virtual import ROUTERS, Router, play
-from tracer.tracefile import read_footer, read_table
 
 SAMPLE_S = 0.25
 
@@ -46,24 +44,15 @@ def run_predict(config: PredictConfig) -> Path:
     preset = _preset(config)
     if config.replicas < 1:
         raise PlanError("wrong number of replicas", seen=str(config.replicas), wanted="1 or more")
-    seeds = np.random.SeedSequence(config.seed)
-    plan = build_plan(
-        read_table(config.trace, COLUMNS),
-        read_footer(config.trace),
-        np.random.default_rng(seeds.spawn(1)[0]),
-        limit=config.limit,
-        dequantise=config.dequantise,
-    )
-    if config.open_loop:
-        plan = replace(plan, think_ns=np.full(len(plan), -1))
+    plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
     config.run_dir.mkdir(parents=True, exist_ok=True)
     manifest = _manifest(config, preset, plan)
     for index, scale in enumerate(config.scales):
-        point_seed = int(np.random.SeedSequence([config.seed, index]).generate_state(2)[0])
+        point_seed, _ = point_seeds(config.seed, index)
         scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
         prediction = predict(scaled, preset.kv_blocks * preset.block_tokens * config.replicas, answers_reused=True)
         manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
-        (config.run_dir / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+        write_json(config.run_dir / "run.json", manifest)
         _play_into(config.run_dir, index, scaled, preset, config)
     return config.run_dir
 
@@ -80,11 +69,12 @@ def _play_into(run_dir: Path, index: int, plan: Plan, preset: Preset, config: Pr
 def _preset(config: PredictConfig) -> Preset:
     if config.router not in ROUTERS:
         raise PlanError("no such router", seen=config.router, wanted=", ".join(ROUTERS))
-    wanted = {name: getattr(config, name) for name in ("kv_tokens", "max_num_seqs", "max_num_batched_tokens")}
-    for name, value in wanted.items():
-        if value is not None and value < 1:
-            raise PlanError(f"wrong value for {name}", seen=str(value), wanted="1 or more")
-    return replace(preset_named(config.engine), **{name: value for name, value in wanted.items() if value is not None})
+    return changed(
+        config.engine,
+        kv_tokens=config.kv_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
 
 
 def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, Any]:

@@ -97,17 +97,7 @@ def run_replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
-    seeds = np.random.SeedSequence(config.seed)
-    footer = read_footer(config.trace)
-    plan = build_plan(
-        read_table(config.trace, COLUMNS),
-        footer,
-        np.random.default_rng(seeds.spawn(1)[0]),
-        limit=config.limit,
-        dequantise=config.dequantise,
-    )
-    if config.open_loop:
-        plan = dataclasses.replace(plan, think_ns=np.full(len(plan), -1))
+    plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
@@ -127,13 +117,13 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
         for index, scale in enumerate(config.scales):
             if stop.reason is not None:
                 break
-            point_seed, salt = (int(word) for word in np.random.SeedSequence([config.seed, index]).generate_state(2))
+            point_seed, salt = point_seeds(config.seed, index)
             scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
             prediction = _predict(scaled, config, target)
             facts = point_facts(index, scale, config.by, point_seed, scaled, prediction)
             progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=prediction.at_capacity)
             manifest["points"].append(facts)
-            _write_json(config.run_dir / "run.json", manifest)
+            write_json(config.run_dir / "run.json", manifest)
             job = Job(target=target, salt=salt, drain_s=config.drain_s, point=index, log=log_path(config.run_dir, index, 0))
             if workers is None:
                 sender: _Sender = Share(scaled, share_rows(scaled, 0, 1), job, client, stop)
@@ -144,7 +134,7 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                 await watch.run(samples)
             facts["stopped"] = progress.stop_reason = stop.reason
             on_progress(progress)
-            _write_json(config.run_dir / "run.json", manifest)
+            write_json(config.run_dir / "run.json", manifest)
     return config.run_dir
 
 
@@ -180,6 +170,19 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
     }
 
 
+def planned(trace: Path, seed: int, *, limit: int | None, dequantise: bool, open_loop: bool) -> Plan:
+    """A trace file as the plan of a run with this seed."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
+    plan = build_plan(read_table(trace, COLUMNS), read_footer(trace), rng, limit=limit, dequantise=dequantise)
+    return dataclasses.replace(plan, think_ns=np.full(len(plan), -1)) if open_loop else plan
+
+
+def point_seeds(seed: int, index: int) -> tuple[int, int]:
+    """(seed of the scaling, salt of the prompts) of a point."""
+    scaling, salt = np.random.SeedSequence([seed, index]).generate_state(2).tolist()
+    return scaling, salt
+
+
 def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
     """What run.json says of a point before it runs."""
     return {
@@ -198,7 +201,7 @@ def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan, predict
     }
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     partial = path.with_suffix(".partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2))
     partial.replace(path)

@@ -123,14 +123,10 @@ def generate_from(
         raise
     span_s, per_span = source.span_ns / NS, len(source.arrival_ns)
     total_s = duration_s if duration_s is not None else span_s
-    k = scale if scale is not None else 1.0
-    if requests is not None:
-        k = requests / (per_span * max(1.0, total_s / span_s))
-    elif requests_per_s is not None:
-        k = requests_per_s * span_s / per_span
+    k = _times_source(per_span, span_s, total_s, requests, requests_per_s, scale)
     drawn = bootstrap.draw(source, k, duration_ns, draw_rng)
     if not len(drawn.group):
-        raise TraceError("so little was asked for that nothing was drawn", seen=f"{k:.3g} times the source", wanted="more")
+        raise _nothing_drawn(k)
     notes = _notes(source, k, source_footer, total_s)
     totals = Totals()
     footer = Footer(
@@ -160,11 +156,7 @@ def generate_from_model(
     _check_wishes(requests, requests_per_s, scale, duration_s)
     model = read_model(model_path)
     total_s = duration_s if duration_s is not None else model.span_s
-    k = scale if scale is not None else 1.0
-    if requests is not None:
-        k = requests / (model.requests * max(1.0, total_s / model.span_s))
-    elif requests_per_s is not None:
-        k = requests_per_s * model.span_s / model.requests
+    k = _times_source(model.requests, model.span_s, total_s, requests, requests_per_s, scale)
     notes = [f"{sum(model.starts.counts):,} starts of {model.requests:,} requests learned, {k:.3g} times as many drawn"]
     if not model.has_blocks:
         notes.append("the source names no prefix blocks, so this trace has none either")
@@ -181,8 +173,23 @@ def generate_from_model(
         for table in draw(model, Amount(rate_factor=k, duration_s=duration_s), np.random.default_rng(seed), totals):
             writer.write_columns(table)
         if not totals.requests:
-            raise TraceError("so little was asked for that nothing was drawn", seen=f"{k:.3g} times the source", wanted="more")
+            raise _nothing_drawn(k)
     return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
+
+
+def _times_source(
+    per_span: int, span_s: float, total_s: float, requests: int | None, requests_per_s: float | None, scale: float | None
+) -> float:
+    """How many times the source's own rate meets the wish, of which there is one at most."""
+    if requests is not None:
+        return requests / (per_span * max(1.0, total_s / span_s))
+    if requests_per_s is not None:
+        return requests_per_s * span_s / per_span
+    return scale if scale is not None else 1.0
+
+
+def _nothing_drawn(k: float) -> TraceError:
+    return TraceError("so little was asked for that nothing was drawn", seen=f"{k:.3g} times the source", wanted="more")
 
 
 def read_model(path: PathLike) -> Model:

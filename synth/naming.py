@@ -121,10 +121,10 @@ class Naming:
         prefixes = Blocks.from_lists([ids if ids is not None else [] for ids in self.prefix_ids])
         store = np.concatenate([self.known.ids, prefixes.ids, np.empty(int(rows.path_blocks.sum()), dtype=np.int32)])
         offsets = len(self.known.ids) + len(prefixes.ids) + np.cumsum(rows.path_blocks) - rows.path_blocks
-        own = np.repeat(base - rows.kept, rows.path_blocks - rows.kept) + _counted(rows.kept, rows.path_blocks - rows.kept)
-        past_tail = np.repeat(has_tail & (rows.path_blocks > input_blocks), rows.path_blocks - rows.kept)
-        answer = _counted(rows.kept, rows.path_blocks - rows.kept) >= np.repeat(input_blocks, rows.path_blocks - rows.kept)
-        store[_spans(offsets + rows.kept, rows.path_blocks - rows.kept)] = own + (past_tail & answer)
+        fresh = rows.path_blocks - rows.kept
+        place = _spans(rows.kept, fresh)
+        past_tail = np.repeat(has_tail, fresh) & (place >= np.repeat(input_blocks, fresh))  # the tail's id lies between
+        store[_spans(offsets + rows.kept, fresh)] = np.repeat(base - rows.kept, fresh) + place + past_tail
 
         by_number = np.argsort(rows.number)
         in_rows = _find(rows.number[by_number], rows.parent)
@@ -221,17 +221,13 @@ def _count(totals: Totals, rows: Drawn, served_tokens: int, end: int) -> None:
     totals.block_ids = end
 
 
-def _counted(first: Ints, lengths: Ints) -> Ints:
-    """first, first + 1, ... for each length, one after another."""
-    return _spans(first, lengths)
-
-
 def _joined(first: Blocks, second: Blocks) -> Blocks:
     offsets = np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]])
     return Blocks(offsets=offsets, ids=np.concatenate([first.ids, second.ids]))
 
 
 def _spans(first: Ints, lengths: Ints) -> Ints:
+    """first, first + 1, ... for each length, one after another."""
     ends = np.cumsum(lengths)
     return np.repeat(first - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
 

@@ -5,7 +5,7 @@ fixed overhead. Bytes: all weights once a step, and the KV of every context. FLO
 attention. See Williams et al., "Roofline" (CACM 2009); Pope et al., "Efficiently Scaling Transformer Inference" (2022).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tracer.errors import TraceError
 
@@ -139,3 +139,21 @@ def preset_named(name: str) -> Preset:
     if name not in PRESETS:
         raise TraceError("no such preset", seen=repr(name), wanted=" | ".join(PRESETS))
     return PRESETS[name]
+
+
+def changed(
+    name: str, *, kv_tokens: int | None = None, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+) -> Preset:
+    """The preset of that name with other limits, where given. Raises TraceError for one that cannot run."""
+    preset = preset_named(name)
+    wishes = {"kv_tokens": kv_tokens, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    preset = replace(preset, **{key: value for key, value in wishes.items() if value is not None})  # type: ignore[arg-type]
+    at_least_one = {
+        "KV blocks (kv_tokens / block size)": preset.kv_blocks,
+        "max_num_seqs": preset.max_num_seqs,
+        "max_num_batched_tokens": preset.max_num_batched_tokens,
+    }
+    for key, value in at_least_one.items():
+        if value < 1:
+            raise TraceError("the simulated server cannot run so", seen=f"{key} = {value}", wanted="at least 1")
+    return preset

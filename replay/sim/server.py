@@ -7,7 +7,7 @@ import signal
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from aiohttp import web
 from replay.sim import api
 from replay.sim.engine import Engine, Request, Step
 from replay.sim.metrics import Metrics
-from replay.sim.presets import Preset, preset_named
+from replay.sim.presets import Preset, changed
 from tracer.errors import TraceError
 from tracer.tokens import JsonTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer, safe_words
 
@@ -48,24 +48,16 @@ class ServerConfig:
 
     def effective_preset(self) -> Preset:
         """The preset with this config's changes. Raises TraceError for one that cannot run."""
-        preset = preset_named(self.preset)
-        preset = replace(
-            preset,
-            kv_tokens=preset.kv_tokens if self.kv_tokens is None else self.kv_tokens,
-            max_num_seqs=preset.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
-            max_num_batched_tokens=(
-                preset.max_num_batched_tokens if self.max_num_batched_tokens is None else self.max_num_batched_tokens
-            ),
+        preset = changed(
+            self.preset,
+            kv_tokens=self.kv_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
         )
-        at_least_one = {
-            "KV blocks": preset.kv_blocks,
-            "max_num_seqs": preset.max_num_seqs,
-            "max_num_batched_tokens": preset.max_num_batched_tokens,
-            "answer_tokens": self.answer_tokens,
-        }
-        for name, value in at_least_one.items():
-            if value < 1:
-                raise TraceError("the simulated server cannot run so", seen=f"{name} = {value}", wanted="at least 1")
+        if self.answer_tokens < 1:
+            raise TraceError(
+                "the simulated server cannot run so", seen=f"answer_tokens = {self.answer_tokens}", wanted="at least 1"
+            )
         if self.speed <= 0:
             raise TraceError("the simulated server cannot run so", seen=f"speed = {self.speed}", wanted="more than 0")
         return preset
