@@ -40,7 +40,7 @@ from tests.replay.sim.test_virtual_play import SMALL, chats, plan_of
     replicas=1,
     router="prefix",
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_conversations_end_alike(load: dict[str, Any], limits: dict[str, Any], replicas: int, router: Any) -> None:
     options: dict[str, Any] = {"replicas": replicas, "router": router, "sample_s": 0.05}
     preset = replace(SMALL, **limits)
@@ -65,7 +65,7 @@ def test_conversations_end_alike(load: dict[str, Any], limits: dict[str, Any], r
     ),
     kv_blocks=st.integers(20, 60),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_requests_that_write_the_same_blocks_end_alike(rows: list[dict[str, Any]], kv_blocks: int) -> None:
     """Prompts and answers out of three texts: blocks clash, and the queue waits for what others are writing."""
     written = []
