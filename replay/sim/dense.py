@@ -61,10 +61,11 @@ class DenseCache:
         if not count:
             return array("i")
         parts: list[NDArray[np.int32]] = []
-        missing = count
+        missing, width = count, count + 16
         while missing:
             place, run = self._runs.popleft()
-            window = run[: 2 * missing + 8]
+            window = run[:width]
+            width *= 2  # a run whose blocks are held again is passed in few strides
             there = np.flatnonzero(self._place[window] == np.arange(place, place + len(window)))[:missing]
             spent = int(there[-1]) + 1 if len(there) == missing else len(window)
             if spent < len(run):

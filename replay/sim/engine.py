@@ -224,6 +224,8 @@ class Engine:
     def _grow(self, request: Request, count: int) -> bool:
         """Take the blocks that `count` more tokens need; full blocks can be hit from now on, as in vLLM."""
         end = request.computed + count
+        if count == 1 and end % self.preset.block_tokens > 1:
+            return True  # inside a block that it holds
         missing = self._blocks_for(end) - len(request.blocks)
         if missing > self.cache.free:
             return False
