@@ -1,9 +1,10 @@
 """`chatreel predict`: a trace through the simulated engine in virtual time, into a run folder like that of a replay."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from replay.outcome import Outcome
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import By, scale_plan
-from replay.results import compact, log_path
+from replay.results import log_path, write_outcomes
 from replay.run import planned, point_facts, point_seeds, write_json
 from replay.sim.presets import Preset, changed
 from replay.sim.virtual import ROUTERS, Router, play
@@ -59,11 +60,16 @@ def run_predict(config: PredictConfig) -> Path:
 
 def _play_into(run_dir: Path, index: int, plan: Plan, preset: Preset, config: PredictConfig) -> None:
     encode = msgspec.json.Encoder().encode
-    log = log_path(run_dir, index, 0)
-    with open(log, "wb") as outcomes, open(run_dir / f"point-{index}.samples.jsonl", "wb") as samples:
+
+    def outcomes(samples: BinaryIO) -> Iterator[Outcome]:
         for one in play(plan, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S):
-            (outcomes if isinstance(one, Outcome) else samples).write(encode(one) + b"\n")
-    compact(log)
+            if isinstance(one, Outcome):
+                yield one
+            else:
+                samples.write(encode(one) + b"\n")
+
+    with open(run_dir / f"point-{index}.samples.jsonl", "wb") as file:
+        write_outcomes(log_path(run_dir, index, 0).with_suffix(".parquet"), outcomes(file))
 
 
 def _preset(config: PredictConfig) -> Preset:
