@@ -1,7 +1,7 @@
 """`chatreel predict`: a trace through the simulated engine in virtual time, into a run folder like that of a replay."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +15,9 @@ from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import By, scale_plan
 from replay.results import log_path, write_outcomes
-from replay.run import planned, point_facts, point_seeds, write_json
+from replay.run import plan_options, planned, point_facts, point_seeds, write_json
+from replay.sim.engines import engine_named
+from replay.sim.hardware import Dtype
 from replay.sim.presets import Preset, changed
 from replay.sim.virtual import ROUTERS, Router, play
 
@@ -35,9 +37,14 @@ class PredictConfig:
     seed: int = 0
     dequantise: bool = True
     open_loop: bool = False
-    kv_tokens: int | None = None  # of each replica; this and the next two: instead of the preset's
+    model_config: Mapping[str, Any] | None = None  # a model's config.json; then `engine` is a GPU
+    gpus_per_replica: int = 1
+    dtype: Dtype | None = None  # of weights
+    kv_dtype: Dtype | None = None
+    kv_tokens: int | None = None  # of each replica; this and what follows: instead of the engine's
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Preset
 
 
 def run_predict(config: PredictConfig) -> Path:
@@ -75,25 +82,36 @@ def _play_into(run_dir: Path, index: int, plan: Plan, preset: Preset, config: Pr
 def _preset(config: PredictConfig) -> Preset:
     if config.router not in ROUTERS:
         raise PlanError("no such router", seen=config.router, wanted=", ".join(ROUTERS))
-    return changed(
+    engine = engine_named(
         config.engine,
+        gpus=config.gpus_per_replica,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        config=config.model_config,
+    )
+    return changed(
+        engine,
         kv_tokens=config.kv_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        **config.settings,
     )
 
 
 def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, Any]:
     several = f"{config.replicas} replicas, {config.router} router, " if config.replicas > 1 else ""
+    engine = config.engine if config.model_config is None else f"{config.engine} with {preset.model.name}"
+    gpus = f"{preset.gpus} GPUs and " if preset.gpus > 1 else ""
     return {
         "schema_version": 1,
         "trace": str(config.trace),
-        "target": f"simulated: {several}{config.engine}, {preset.kv_blocks * preset.block_tokens:,} tokens of KV each",
-        "model": config.engine,
+        "target": f"simulated: {several}{engine}, {gpus}{preset.kv_blocks * preset.block_tokens:,} tokens of KV each",
+        "model": engine,
         "prompt_mode": "names",
         "has_metrics": True,
         "seed": config.seed,
         "by": config.by,
+        **plan_options(config.limit, config.dequantise, config.open_loop),
         "simulated": True,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": ["simulated in virtual time: no server was asked", *plan.notes],

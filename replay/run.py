@@ -164,6 +164,7 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
         "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
         "seed": config.seed,
         "by": config.by,
+        **plan_options(config.limit, config.dequantise, config.open_loop),
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": [*plan.notes, *target.notes],
         "points": [],
@@ -175,6 +176,11 @@ def planned(trace: Path, seed: int, *, limit: int | None, dequantise: bool, open
     rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
     plan = build_plan(read_table(trace, COLUMNS), read_footer(trace), rng, limit=limit, dequantise=dequantise)
     return dataclasses.replace(plan, think_ns=np.full(len(plan), -1)) if open_loop else plan
+
+
+def plan_options(limit: int | None, dequantise: bool, open_loop: bool) -> dict[str, Any]:
+    """What run.json says so that a run's plan can be made again."""
+    return {"limit": limit, "dequantise": dequantise, "open_loop": open_loop}
 
 
 def point_seeds(seed: int, index: int) -> tuple[int, int]:

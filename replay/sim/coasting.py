@@ -63,7 +63,7 @@ def _steps_that_fit(engine: Engine, most: int) -> int:
 def _ends_s(engine: Engine, most: int, until_s: float) -> list[float]:
     width = len(engine.running)
     context = sum(one.known for one in engine.running)  # each attends to all that is known
-    now_s, step_s = engine.now_s, engine.preset.step_s
+    now_s, step_s = engine.now_s, engine.costs.step_s
     ends_s: list[float] = []
     while len(ends_s) < most and now_s < until_s:
         now_s += step_s(width, context, context)

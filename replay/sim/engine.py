@@ -81,6 +81,7 @@ class Engine:
 
     def __init__(self, preset: Preset, cache: DenseCache | None = None) -> None:
         self.preset = preset
+        self.costs = preset.costs
         self.cache: BlockCache | DenseCache = BlockCache(preset.kv_blocks) if cache is None else cache
         self.max_model_len = min(preset.model.max_model_len, preset.kv_blocks * preset.block_tokens)
         self.now_s = 0.0
@@ -259,7 +260,7 @@ class Engine:
             tokens += count
             context += request.computed + count
             attended += count * request.computed + count * (count + 1) // 2
-        return self.preset.step_s(tokens, context, attended)
+        return self.costs.step_s(tokens, context, attended)
 
     def _advance(self, work: list[tuple[Request, int]]) -> tuple[list[Token], list[Request]]:
         tokens: list[Token] = []
