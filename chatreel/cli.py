@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
+from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
 from chatreel.trace_commands import add_to as add_trace_commands
 from tracer.errors import TraceError
@@ -444,6 +445,9 @@ def predict(
     )
     slos = parse_slos(slo or [])
     raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
+
+
+add_sweep_commands(app)
 
 
 @app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")
