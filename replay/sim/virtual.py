@@ -48,7 +48,7 @@ def play(
     The engine that is furthest behind steps first, so no answer comes before what led to it. `engines`: used instead of new
     ones. `at_once`: so many sessions are open, and the next one starts when one has ended. Once `is_over`, nothing more arrives.
     """
-    fleet = _Fleet(plan, engines or [Engine(preset) for _ in range(replicas)], router, at_once)
+    fleet = _Fleet(plan, preset, replicas, router, engines, at_once)
     next_sample_s = 0.0
     while fleet.is_busy:
         if is_over():
@@ -64,10 +64,18 @@ def play(
 
 
 class _Fleet:
-    def __init__(self, plan: Plan, engines: list[Engine], router: Router, at_once: int | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        preset: Preset,
+        replicas: int,
+        router: Router,
+        engines: list[Engine] | None = None,
+        at_once: int | None = None,
+    ) -> None:
         self.plan = plan
-        self.names = _Names(plan, engines[0].preset.block_tokens)
-        self.engines = engines
+        self.names = _Names(plan, preset.block_tokens)
+        self.engines = engines or [Engine(preset) for _ in range(replicas)]
         self.choose = ROUTERS[router]
         waits = (plan.parent >= 0) & (plan.think_ns >= 0)
         firsts = np.flatnonzero(~waits).tolist()
