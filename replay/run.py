@@ -9,7 +9,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 import uvloop
 
-from replay.edge.client import TransportName, client_for
+from replay.edge.client import Client, TransportName, client_for
 from replay.edge.engines import CounterBase
 from replay.edge.probe import Target, probe
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
+from replay.judge.summary import LoadBy
 from replay.outcome import Sample
 from replay.plan.build import COLUMNS, build_plan
 from replay.plan.plan import Plan
@@ -96,8 +97,17 @@ def run_replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -
     return uvloop.run(replay(config, on_progress))
 
 
-async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
-    plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    client: Client
+    target: Target
+    workers: Workers | None
+    headers: dict[str, str]
+
+
+@contextlib.asynccontextmanager
+async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
+    """The target found out and ready to be sent to. Raises PlanError if it is not usable."""
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
@@ -110,32 +120,46 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
             tokenizer=config.tokenizer,
             metrics_url=config.metrics_url,
         )
+        yield Connected(client=client, target=target, workers=workers, headers=headers)
+
+
+async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
+    plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
+    async with connected(config) as link:
+        target = link.target
         config.run_dir.mkdir(parents=True, exist_ok=True)
         manifest = _manifest(config, target, plan)
         stop = Stop()
-        stack.enter_context(_interruptible(stop))
-        for index, scale in enumerate(config.scales):
-            if stop.reason is not None:
-                break
-            point_seed, salt = point_seeds(config.seed, index)
-            scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-            prediction = _predict(scaled, config, target)
-            facts = point_facts(index, scale, config.by, point_seed, scaled, prediction)
-            progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=prediction.at_capacity)
-            manifest["points"].append(facts)
-            write_json(config.run_dir / "run.json", manifest)
-            job = Job(target=target, salt=salt, drain_s=config.drain_s, point=index, log=log_path(config.run_dir, index, 0))
-            if workers is None:
-                sender: _Sender = Share(scaled, share_rows(scaled, 0, 1), job, client, stop)
-            else:
-                sender = workers.share_out(scaled, job, config.timeout_s, headers, config.transport, stop)
-            watch = _Watch(target, client.http, sender, progress, on_progress)
-            with open(config.run_dir / f"point-{index}.samples.jsonl", "wb") as samples:
-                await watch.run(samples)
-            facts["stopped"] = progress.stop_reason = stop.reason
-            on_progress(progress)
-            write_json(config.run_dir / "run.json", manifest)
+        with interruptible(stop):
+            for index, scale in enumerate(config.scales):
+                if stop.reason is not None:
+                    break
+                point_seed, salt = point_seeds(config.seed, index)
+                scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
+                prediction = _predict(scaled, config, target)
+                facts = point_facts(index, scale, config.by, point_seed, scaled, prediction)
+                progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=prediction.at_capacity)
+                manifest["points"].append(facts)
+                write_json(config.run_dir / "run.json", manifest)
+                job = Job(target=target, salt=salt, drain_s=config.drain_s, point=index, log=log_path(config.run_dir, index, 0))
+                await send_point(config, link, scaled, job, stop, progress, on_progress)
+                facts["stopped"] = progress.stop_reason = stop.reason
+                on_progress(progress)
+                write_json(config.run_dir / "run.json", manifest)
     return config.run_dir
+
+
+async def send_point(
+    config: ReplayConfig, link: Connected, plan: Plan, job: Job, stop: Stop, progress: Progress, on_progress: OnProgress
+) -> None:
+    """Send a plan and watch the server meanwhile; outcomes and samples are in the run folder then."""
+    if link.workers is None:
+        sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop)
+    else:
+        sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
+    watch = _Watch(link.target, link.client.http, sender, progress, on_progress)
+    with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
+        await watch.run(samples)
 
 
 def _headers(config: ReplayConfig) -> dict[str, str]:
@@ -189,7 +213,7 @@ def point_seeds(seed: int, index: int) -> tuple[int, int]:
     return scaling, salt
 
 
-def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
+def point_facts(index: int, scale: float, by: LoadBy, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
     """What run.json says of a point before it runs."""
     return {
         "index": index,
@@ -214,7 +238,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 @contextlib.contextmanager
-def _interruptible(stop: Stop) -> Iterator[None]:
+def interruptible(stop: Stop) -> Iterator[None]:
     """First Ctrl-C: stop sending and drain. The second one ends the program as usual."""
     loop = asyncio.get_running_loop()
 

@@ -67,6 +67,7 @@ class Job:
     drain_s: float
     point: int
     log: Path
+    at_once: int | None = None  # closed loop: sessions that are open at a time
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class Share:
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
         self.endpoint = client.endpoint(self.target.url + "/v1/completions")
-        self.pacer = Pacer(plan, rows)
+        self.pacer = Pacer(plan, rows, job.at_once)
         self.is_continued = np.zeros(len(plan), dtype=bool)
         self.is_continued[plan.parent[plan.parent >= 0]] = True
         self.spoken: dict[int, NDArray[np.int64]] = {}  # prompt + answer of turns that a later turn continues

@@ -6,6 +6,7 @@ carry names of blocks instead of tokens: a trace's block ids commit to all that 
 
 import heapq
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -36,16 +37,31 @@ class _InFlight:
 
 
 def play(
-    plan: Plan, preset: Preset, *, replicas: int, router: Router, sample_s: float, stepwise: bool = False
+    plan: Plan,
+    preset: Preset,
+    *,
+    replicas: int,
+    router: Router,
+    sample_s: float,
+    stepwise: bool = False,
+    engines: list[Engine] | None = None,
+    at_once: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome | Sample]:
     """Outcomes as they end and a sample of the engines' state every `sample_s` of virtual time, in order of time.
 
     The engine that is furthest behind steps first, so no answer comes before what led to it. `stepwise`: one step after
-    the other and one block after the other, as the server does; the result is the same to the last bit.
+    the other and one block after the other, as the server does; the result is the same to the last bit. `engines`: used,
+    step by step, instead of new ones. `at_once`: so many sessions are open, and the next one starts when one has ended.
+    Once `is_over`, nothing more arrives.
     """
-    fleet = _Fleet(plan, preset, replicas, router, stepwise)
+    fleet = _Fleet(plan, preset, replicas, router, stepwise, engines, at_once)
     next_sample_s = 0.0
     while fleet.is_busy:
+        if is_over():
+            fleet.end_arrivals()
+            if not fleet.is_busy:
+                break
         now_s = fleet.now_s
         while next_sample_s <= now_s:
             yield fleet.sample(next_sample_s)
@@ -55,17 +71,30 @@ def play(
 
 
 class _Fleet:
-    def __init__(self, plan: Plan, preset: Preset, replicas: int, router: Router, stepwise: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        preset: Preset,
+        replicas: int,
+        router: Router,
+        stepwise: bool = False,
+        engines: list[Engine] | None = None,
+        at_once: int | None = None,
+    ) -> None:
         self.plan = plan
-        self.stepwise = stepwise
+        self.stepwise = stepwise or engines is not None
         self.names = _Names(plan, preset.block_tokens)
-        caches = [None if stepwise else DenseCache(preset.kv_blocks, self.names.total) for _ in range(replicas)]
-        self.engines = [Engine(preset, cache) for cache in caches]
-        self.ends_s = [array("d") for _ in range(replicas)]  # of every step of every engine
+        if engines is None:
+            caches = [None if stepwise else DenseCache(preset.kv_blocks, self.names.total) for _ in range(replicas)]
+            engines = [Engine(preset, cache) for cache in caches]
+        self.engines = engines
+        self.ends_s = [array("d") for _ in engines]  # of every step of every engine
         self.shortest_step_s = preset.step_s(1, 1, 1)
         self.choose = ROUTERS[router]
         waits = (plan.parent >= 0) & (plan.think_ns >= 0)
-        self.due = [(int(plan.planned_ns[row]), row) for row in np.flatnonzero(~waits).tolist()]
+        firsts = np.flatnonzero(~waits).tolist()
+        self.queue = deque(firsts[at_once:] if at_once else [])  # sessions that start when another one has ended
+        self.due = [(int(plan.planned_ns[row]), row) for row in firsts[:at_once]]
         heapq.heapify(self.due)
         self.after: dict[int, list[int]] = {}  # row -> turns that wait for its end
         for row in np.flatnonzero(waits).tolist():
@@ -164,8 +193,16 @@ class _Fleet:
 
     def _then(self, row: int, end_ns: int) -> None:
         """The turns that waited for this one are due after their think time."""
-        for turn in self.after.pop(row, ()):
+        turns = self.after.pop(row, ())
+        for turn in turns:
             heapq.heappush(self.due, (end_ns + int(self.plan.think_ns[turn]), turn))
+        if not turns and self.queue:
+            heapq.heappush(self.due, (end_ns, self.queue.popleft()))
+
+    def end_arrivals(self) -> None:
+        self.due.clear()
+        self.after.clear()
+        self.queue.clear()
 
     def _outcome(self, row: int, planned_ns: int, **values: object) -> Outcome:
         plan = self.plan
