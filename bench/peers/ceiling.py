@@ -3,30 +3,30 @@
     sh bench/peers/setup.sh FOLDER
     python bench/peers/ceiling.py FOLDER [--only chatreel,wrk] [--cells 1x64,64x512] [--coalesce]
 
-Requests/s as the server counts them, once every stream has sent its first. Client CPU is user + system time of all its
-processes, between a run and one of twice the length, so that start-up does not count. A cell that fails says why.
+Requests/s as the server counts them, from when every stream has sent its first to the last one's arrival. Client CPU is user +
+system time of all its processes in that span: neither start-up nor the final report counts. A cell that fails says why.
 """
 
 import argparse
-import ctypes
 import os
-import resource
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from clients import CLIENTS, TIMED, Load
+from numpy.typing import NDArray
 
-CELL_S = 60  # of each run
+CELL_S = 60
+SAMPLE_S = 0.05
 PORT = 18080
 CELLS = [(chunks, streams) for chunks in (1, 64, 256) for streams in (1, 64, 512)]
+Used = NDArray[np.float64]
 FAST = ("chatreel", "chatreel, 2 workers")
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextmanager
@@ -40,86 +40,72 @@ def serving(folder: Path, log: Path, *options: str) -> Iterator[str]:
         server.wait()
 
 
-def reap_orphans() -> None:
-    """Processes whose parent has gone become ours, so that their CPU time is counted."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def run_client(words: list[str], output: Path, limit_s: float = CELL_S) -> tuple[float, str | None]:
-    """(CPU seconds, what went wrong) of a client with all its processes."""
-    before = _cpu_of_children_s()
-    quiet = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+def run_client(words: list[str], output: Path, limit_s: float = CELL_S) -> tuple[Used, str | None]:
+    """([moments, (monotonic s, CPU s of all its processes so far)], what went wrong)."""
+    used: list[tuple[float, float]] = []
+    quiet = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(output.parent), "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     with open(output, "wb") as out:
         try:
             client = subprocess.Popen(
                 words, stdout=out, stderr=out, cwd=output.parent, env=os.environ | quiet, start_new_session=True
             )
         except OSError:
-            return 0.0, "not installed"
-        try:
-            code: int | None = client.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        try:
+            return np.zeros((0, 2)), "not installed"
+        end = time.monotonic() + limit_s
+        while client.poll() is None and time.monotonic() < end:
+            used.append((time.monotonic(), _cpu_s(client.pid)))
+            time.sleep(SAMPLE_S)
+        code = client.poll()
+        with suppress(ProcessLookupError):
             os.killpg(client.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         client.wait()
-    while _has_reaped():
-        pass
     if code is None:
-        return 0.0, f"not done in {limit_s:g} s"
+        return np.array(used), f"not done in {limit_s:g} s"
     if code not in (0, 3):  # 3: chatreel's "the client was the limit", which is what we are here for
         last = output.read_text(errors="replace").strip().splitlines()[-1:]
-        return 0.0, f"exit code {code}: {' '.join(last)[:100]}"
-    return _cpu_of_children_s() - before, None
+        return np.array(used), f"exit code {code}: {' '.join(last)[:100]}"
+    return np.array(used), None
 
 
-def _has_reaped() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] > 0
-    except ChildProcessError:
-        return False
-
-
-def _cpu_of_children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _cpu_s(session: int) -> float:
+    """User and system time of a session's processes, and of those of their children that have ended."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(int(fields[i]) for i in (11, 12, 13, 14))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def amount_of(name: str, chunks: int, streams: int) -> int:
-    """Requests (or seconds) of the shorter of two runs: some seconds of each client's speed."""
+    """Requests (or seconds): some seconds of each client's speed."""
     if name in TIMED:
-        return 2
-    most = {1: 20_000, 64: 2500, 256: 800} if name in FAST else {1: 600, 64: 300, 256: 150}
+        return 4
+    most = {1: 40_000, 64: 6000, 256: 2000} if name in FAST else {1: 3000, 64: 1500, 256: 800}
     wanted = most[chunks] // (4 if streams == 1 else 1)
-    return -(-max(wanted, 2 * streams) // streams) * streams
+    return -(-max(wanted, 3 * streams) // streams) * streams
 
 
 def measure(folder: Path, name: str, chunks: int, streams: int, options: list[str]) -> tuple[float, float] | str:
     """(requests/s, CPU ms a request), or what went wrong."""
-    cpu_s, counts, rate = [], [], 0.0
-    for times in (1, 2):
-        with tempfile.TemporaryDirectory(prefix="ceiling-") as scratch:
-            log = Path(scratch) / "arrivals.csv"
-            amount = times * amount_of(name, chunks, streams)
-            load = Load(
-                url=f"http://127.0.0.1:{PORT}", chunks=chunks, streams=streams, amount=amount, peers=folder, scratch=Path(scratch)
-            )
-            words = CLIENTS[name](load)
-            with serving(folder, log, *options):
-                used_s, problem = run_client(words, Path(scratch) / "output")
-            if problem is not None:
-                return problem
-            arrivals = np.loadtxt(log, delimiter=",", dtype=np.int64, ndmin=2)
-            arrivals = arrivals[arrivals[:, 3] == chunks]
-        if len(arrivals) < 2 * streams or len(arrivals) < 20:
-            return f"only {len(arrivals)} requests of {chunks} chunks arrived"
-        cpu_s.append(used_s)
-        counts.append(len(arrivals))
-        seen = np.sort(arrivals[:, 1])[max(streams, 10) :]
-        rate = (len(seen) - 1) / (seen[-1] - seen[0]) * 1e9
-    return rate, (cpu_s[1] - cpu_s[0]) / (counts[1] - counts[0]) * 1e3
+    with tempfile.TemporaryDirectory(prefix="ceiling-") as scratch:
+        log = Path(scratch) / "arrivals.csv"
+        amount = amount_of(name, chunks, streams)
+        url = f"http://127.0.0.1:{PORT}"
+        load = Load(url=url, chunks=chunks, streams=streams, amount=amount, peers=folder, scratch=Path(scratch))
+        words = CLIENTS[name](load)
+        with serving(folder, log, *options):
+            used, problem = run_client(words, Path(scratch) / "output")
+        if problem is not None:
+            return problem
+        arrivals = np.loadtxt(log, delimiter=",", dtype=np.int64, ndmin=2)
+    seen = np.sort(arrivals[arrivals[:, 3] == chunks, 1])[max(streams, 10) :] / 1e9
+    if len(seen) < max(streams, 10):
+        return f"only {len(seen)} requests after each stream's first"
+    took_s, count = seen[-1] - seen[0], len(seen) - 1
+    cpu_s = np.diff(np.interp(seen[[0, -1]], used[:, 0], used[:, 1]))[0]
+    return count / took_s, cpu_s / count * 1e3
 
 
 def main() -> None:
@@ -131,7 +117,6 @@ def main() -> None:
     parser.add_argument("--cells", help="chunks x streams, with commas between", default=",".join(f"{c}x{s}" for c, s in CELLS))
     parser.add_argument("--coalesce", action="store_true", help="the server writes an answer at once")
     asked = parser.parse_args()
-    reap_orphans()
     by_word = {name.replace(", ", " "): name for name in CLIENTS}
     print("| client | chunks x streams | requests/s | chunks/s | client CPU ms/request |\n|---|---|---|---|---|", flush=True)
     for name in asked.only.split(","):
