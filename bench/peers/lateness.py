@@ -6,7 +6,8 @@
 A request's lateness is its arrival at the server (first byte read) less its planned time. Answers differ in length from
 request to request, and arrivals are matched with the plan by that, not by their order alone. A client's zero is not known: the
 least lateness seen is taken as zero, which flatters one that is always late. chatreel says when it handed each request to its
-socket, on the server's own clock: the row "absolute" counts from its own zero, known but for the shortest way from there to the server.
+socket, on the server's own clock: the row "absolute" counts from its own zero, known but for the shortest
+way from there to the server.
 """
 
 import argparse
@@ -191,7 +192,8 @@ def play(name: str, asked: argparse.Namespace, scratch: Path) -> list[str]:
         return [f"| {name} | {error} |"]
     rows = [row(name, late - late.min(), arrived)]
     if name.startswith("chatreel"):
-        to_server = late + planned - sent_by_chatreel(scratch / "run", len(planned))
+        sent = sent_by_chatreel(scratch / "run", len(planned))
+        to_server = late - lateness(planned, chunks, sent, chunks)
         rows.append(row(f"{name}, absolute", late - to_server.min(), arrived))
     return rows
 
@@ -204,6 +206,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--chunks", type=int, default=64, help="in an answer, on average")
     parser.add_argument("--answer-s", type=float, default=1, help="how long an average answer takes")
+    parser.add_argument("--keep", type=Path, help="keep what each client wrote in this folder")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     print("| client | p50 ms | p99 ms | max ms | gap correlation | Fano |\n|---|---|---|---|---|---|", flush=True)
@@ -213,6 +216,8 @@ def main() -> None:
     for name in asked.only.split(","):
         scratch = Path(tempfile.mkdtemp(prefix="lateness-"))
         print("\n".join(play(name, asked, scratch)), flush=True)
+        if asked.keep:
+            shutil.copytree(scratch, asked.keep / name)
         shutil.rmtree(scratch)
 
 
