@@ -72,6 +72,8 @@ def locust(load: Load) -> list[str]:
 
 
 def aiperf(load: Load) -> list[str]:
+    (load.scratch / "bench").mkdir()
+    (load.scratch / "bench" / "tok").symlink_to(load.peers / "tok")  # it takes a folder only by what looks like a model's name
     words = [
         _of(load, "aiperf"),
         "profile",
@@ -83,7 +85,7 @@ def aiperf(load: Load) -> list[str]:
         "completions",
         "--streaming",
     ]
-    words += ["--concurrency", str(load.streams), "--request-count", str(load.amount), "--tokenizer", str(load.peers / "tok")]
+    words += ["--concurrency", str(load.streams), "--request-count", str(load.amount), "--tokenizer", "bench/tok"]
     words += ["--isl", str(PROMPT_TOKENS), "--osl", str(load.chunks), "--ui-type", "none"]
     return [*words, "--artifact-dir", str(load.scratch / "aiperf")]
 

@@ -101,6 +101,8 @@ def vllm(load: Load) -> list[str]:
 
 
 def aiperf(load: Load) -> list[str]:
+    (load.scratch / "bench").mkdir()
+    (load.scratch / "bench" / "tok").symlink_to(load.peers / "tok")
     words = [
         _of(load, "aiperf"),
         "profile",
@@ -112,7 +114,7 @@ def aiperf(load: Load) -> list[str]:
         "completions",
         "--streaming",
     ]
-    words += ["--tokenizer", str(load.peers / "tok"), "--ui-type", "none", "--artifact-dir", str(load.scratch / "aiperf")]
+    words += ["--tokenizer", "bench/tok", "--ui-type", "none", "--artifact-dir", str(load.scratch / "aiperf")]
     words += ["--custom-dataset-type", "mooncake_trace", "--input-file", _exported(load, "aiperf"), "--fixed-schedule"]
     return [*words, "--isl-block-size", "16"]
 
@@ -125,11 +127,12 @@ def guidellm(load: Load) -> list[str]:
 
 
 def inference_perf(load: Load) -> list[str]:
+    stage = {"rate": load.amount, "duration": 1}  # wanted, though the trace has the times
     trace = {"file": _exported(load, "inference_perf"), "format": "AzurePublicDataset"}
     config = {
         "api": {"type": "completion", "streaming": True},
         "data": {"type": "random", "trace": trace},
-        "load": {"type": "trace_replay", "trace": trace, "num_workers": 1, "worker_max_concurrency": 10_000},
+        "load": {"type": "trace_replay", "trace": trace, "num_workers": 1, "worker_max_concurrency": 10_000, "stages": [stage]},
         "server": {"type": "vllm", "model_name": "tiny", "base_url": load.url, "ignore_eos": True},
         "tokenizer": {"pretrained_model_name_or_path": str(load.peers / "tok")},
         "storage": {"local_storage": {"path": str(load.scratch / "reports")}},
