@@ -61,9 +61,9 @@ def _preemptions(valid: Sequence[Point]) -> list[str]:
         return []
     hit = next((one for one in known if one.cache.preemptions), None)
     if hit is None:
-        return [f"No preemptions up to {known[-1].scale:g}x." if len(known) > 1 else f"No preemptions at {known[0].scale:g}x."]
+        return [f"No preemptions up to {known[-1].label}." if len(known) > 1 else f"No preemptions at {known[0].label}."]
     before = [one for one in known if one.scale < hit.scale]
-    where = f"between {before[-1].scale:g}x and {hit.label}" if before else f"at {hit.label} already"
+    where = f"between {before[-1].label} and {hit.label}" if before else f"at {hit.label} already"
     counts = ", ".join(f"{one.cache.preemptions} at {one.label}" for one in known if one.cache.preemptions)
     return [f"Preemptions start {where}: {counts}."]
 
@@ -71,7 +71,7 @@ def _preemptions(valid: Sequence[Point]) -> list[str]:
 def _regimes(valid: Sequence[Point]) -> list[str]:
     bent = [one for one in valid if one.regime in ("knee", "wall")]
     if not bent and len(valid) > 1 and all(one.regime == "flat" for one in valid):
-        return [f"Latency stays flat up to {valid[-1].scale:g}x."]
+        return [f"Latency stays flat up to {valid[-1].label}."]
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in bent:
         alike.setdefault((one.regime, one.cause), []).append(f"{one.label}")
