@@ -60,15 +60,18 @@ def test_preemptions_begin_where_kv_memory_is_full(tmp_path: Path) -> None:
 
 def test_the_knee_is_where_a_step_takes_twice_as_long(tmp_path: Path) -> None:
     """Short prompts and long answers: a step reads the weights and every context, on average that of a request half way."""
-    context, values = 64 + 1000, (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-    trace = alike(tmp_path / "t.parquet", 400, 64, 2000)
-    points = swept(tmp_path, trace, values=values, kv_tokens=4_000_000, max_s=600.0)
+    context, values = 64 + 500, (1.0, 32.0, 64.0, 128.0, 256.0)
+    rows: list[Request] = [  # of many lengths, or all would be computed in step
+        {"request_id": i, "arrival_ns": i * 10**9, "input_tokens": 64, "output_tokens": 500 + i * 613 % 1000} for i in range(400)
+    ]
+    write_trace(tmp_path / "t.parquet", rows, Footer())
+    points = swept(tmp_path, tmp_path / "t.parquet", values=values, kv_tokens=4_000_000, max_s=600.0, min_requests=60)
 
     step_s = preset_named("h100-llama3-8b").step_s
     doubled = next(i for i, n in enumerate(values) if step_s(int(n), int(n) * context, int(n) * context) > 2 * step_s(1, 64, 64))
     knee = next(i for i, one in enumerate(points) if one.regime in ("knee", "wall"))
     assert abs(knee - doubled) <= 1
-    assert points[knee].cause == "batch saturation"
+    assert "batch saturation" in (points[knee].cause or "")
 
 
 def test_open_loop_at_a_rate_ends_at_the_wall(tmp_path: Path) -> None:
