@@ -11,6 +11,7 @@ import socket
 import sys
 
 import msgspec
+import uvloop
 
 from tracer.errors import TraceError
 from tracer.record.messages import WorkerConfig
@@ -52,7 +53,7 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as link:
         config = msgspec.msgpack.decode(link.recv(MESSAGE_BYTES), type=LaneConfig)
         try:
-            asyncio.run(_run(config, link))
+            uvloop.run(_run(config, link))
         except TraceError as error:
             _say(link, Failed(str(error)))
 
