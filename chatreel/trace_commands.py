@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from chatreel.options import OUT, SEED, TRACE
+from chatreel.options import OUT, SEED, SLO, TRACE
 
 
 def add_to(app: typer.Typer) -> None:
@@ -14,7 +14,9 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel merge morning.parquet noon.parquet -o day.parquet")(merge)
     app.command(epilog="Example: chatreel thin monday.parquet --keep 0.1 -o tenth.parquet")(thin)
     app.command(epilog="Example: chatreel anonymize monday.parquet --round 10s -o shared.parquet")(anonymize)
-    app.command(epilog="Example: chatreel diff monday.parquet tuesday.parquet")(diff)
+    app.command(
+        epilog="Example: chatreel diff monday.parquet tuesday.parquet; chatreel diff run-before run-after --slo ttft:500"
+    )(diff)
 
 
 def slice_(
@@ -90,11 +92,18 @@ def anonymize(
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(help="A trace.", show_default=False)],
-    second: Annotated[Path, typer.Argument(help="The trace to hold against it.", show_default=False)],
+    first: Annotated[Path, typer.Argument(help="A trace, or the run folder of a replay.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="The trace, or the run, to hold against it.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    slo: SLO = None,
+    tolerance: Annotated[float, typer.Option(help="Runs: smallest change of a latency to call worse, as a share.")] = 0.05,
 ) -> None:
-    """The figures of two traces side by side: load, lengths, sessions, sharing."""
+    """Two traces side by side; or two runs of one load: exit code 4 if the second got worse by more than noise."""
+    if first.is_dir() and second.is_dir():
+        from chatreel.differing import run_diff_of_runs
+        from chatreel.replaying import parse_slos
+
+        raise typer.Exit(run_diff_of_runs(first, second, parse_slos(slo or []), tolerance, as_json))
     from chatreel.surgery import run_diff
 
     run_diff(first, second, as_json)
