@@ -1,5 +1,6 @@
 """What the target is and can do, found out before anything is measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -7,6 +8,7 @@ import msgspec
 import numpy as np
 
 from replay.edge.client import Client
+from replay.edge.engines import ServerState
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
 from tracer.tokens import safe_words
@@ -14,6 +16,7 @@ from tracer.words import Vocabulary
 
 # Ordinary words in every large vocabulary (Llama, Qwen, Mistral, GPT); below lie bytes and control tokens.
 _FALLBACK_IDS = (1000, 32000)
+_METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # the second: trtllm-serve, whose first one is JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +27,13 @@ class Target:
     returns_token_ids: bool
     vocabulary: Vocabulary
     overhead_tokens: int  # what the server adds to a text prompt (a BOS token)
-    metrics_url: str
-    has_metrics: bool
+    metrics_urls: tuple[str, ...]  # none: it has no metrics
     kv_capacity_tokens: int | None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def has_metrics(self) -> bool:
+        return bool(self.metrics_urls)
 
     @property
     def answers_reused(self) -> bool:
@@ -35,7 +41,7 @@ class Target:
         return self.returns_token_ids and self.prompt_mode == "ids"
 
 
-async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, metrics_url: str | None) -> Target:
+async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, metrics_urls: Sequence[str]) -> Target:
     """Raises PlanError if nothing usable answers at `url`."""
     notes: list[str] = []
     model = await _model(client, url)
@@ -52,10 +58,7 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         mode = "ids" if accepted else "text"
     if mode == "text":
         overhead = await _text_overhead(client, url, model, vocabulary, notes)
-    page = metrics_url or url + "/metrics"
-    state = await scrape(client.http, page)
-    if state is None:
-        notes.append(f"no metrics at {page}: KV usage, preemptions and queue cannot be shown")
+    pages = await _metrics_pages(client, url, metrics_urls, notes)
     return Target(
         url=url,
         model=model,
@@ -63,11 +66,46 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         returns_token_ids=returns_ids,
         vocabulary=vocabulary,
         overhead_tokens=overhead,
-        metrics_url=page,
-        has_metrics=state is not None,
-        kv_capacity_tokens=state.kv_capacity_tokens if state else None,
+        metrics_urls=tuple(pages),
+        kv_capacity_tokens=_joint_capacity(pages, notes),
         notes=notes,
     )
+
+
+async def _metrics_pages(client: Client, url: str, named: Sequence[str], notes: list[str]) -> dict[str, ServerState]:
+    """Raises PlanError if a page that was asked for is not one: hours later its figures would be missing."""
+    if not named:
+        for path in _METRICS_PATHS:
+            state = await scrape(client.http, url + path)
+            if state is not None:
+                return {url + path: state}
+        notes.append(f"no metrics at {url}{_METRICS_PATHS[0]}: KV usage, preemptions and queue cannot be shown")
+        return {}
+    found = {}
+    for page in named:
+        state = await scrape(client.http, page)
+        if state is None:
+            raise PlanError(
+                "no metrics here that are known",
+                path=page,
+                wanted="the metrics page of vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp or Dynamo",
+                next_step="Check --metrics-url; SGLang wants --enable-metrics, llama.cpp --metrics",
+            )
+        found[page] = state
+    return found
+
+
+def _joint_capacity(pages: dict[str, ServerState], notes: list[str]) -> int | None:
+    sizes = [one.kv_capacity_tokens for one in pages.values()]
+    known = [one for one in sizes if one is not None]
+    if not known or (None in sizes and not all(one.front for one in pages.values() if one.kv_capacity_tokens is None)):
+        return None
+    if len(known) > 1:
+        notes.append(
+            f"{len(known)} KV caches are predicted as one of {sum(known):,} tokens: a prefix-aware router comes near that, "
+            "round robin stays below"
+        )
+    return sum(known)
 
 
 async def _model(client: Client, url: str) -> str:
