@@ -134,15 +134,10 @@ async def _model(client: Client, url: str) -> str:
 async def _vocabulary(client: Client, url: str, model: str, tokenizer: str, notes: list[str]) -> Vocabulary:
     """Words that the server itself says are one token each; else ids that every large vocabulary has."""
     words, ids = safe_words(tokenizer)
-    body = {"model": model, "prompt": words.tobytes().decode("ascii"), "add_special_tokens": False}
-    try:
-        response = await client.http.post(url + "/tokenize", content=msgspec.json.encode(body), timeout=30)
-        tokens = msgspec.json.decode(response.content)["tokens"] if response.status_code == 200 else None
-    except (httpx.HTTPError, msgspec.DecodeError, KeyError, TypeError):
-        tokens = None
-    if isinstance(tokens, list) and len(tokens) == len(words):
+    tokens = await _tokens_of(client, url, model, words.tobytes().decode("ascii"))
+    if len(tokens) == len(words):
         return Vocabulary(ids=np.array(tokens, dtype=np.int64), words=words)
-    if isinstance(tokens, list) and tokens:
+    if tokens:
         distinct = np.unique(np.array(tokens, dtype=np.int64))
         notes.append(f"the target's tokenizer is not {tokenizer}: give its tokenizer.json with --tokenizer for text prompts")
         return Vocabulary(ids=distinct)
@@ -150,6 +145,22 @@ async def _vocabulary(client: Client, url: str, model: str, tokenizer: str, note
         f"no /tokenize at the target: token ids {_FALLBACK_IDS[0]}..{_FALLBACK_IDS[1] - 1} are taken to be in its vocabulary"
     )
     return Vocabulary(ids=np.arange(*_FALLBACK_IDS), words=None)
+
+
+async def _tokens_of(client: Client, url: str, model: str, text: str) -> list[int]:
+    """The server's own tokens of a text, asked as vLLM and SGLang want it, then as llama.cpp does; none if it does not say."""
+    for body in (
+        {"model": model, "prompt": text, "add_special_tokens": False},
+        {"content": text, "add_special": False},
+    ):
+        try:
+            response = await client.http.post(url + "/tokenize", content=msgspec.json.encode(body), timeout=30)
+            tokens = msgspec.json.decode(response.content)["tokens"] if response.status_code == 200 else None
+        except (httpx.HTTPError, msgspec.DecodeError, KeyError, TypeError):
+            continue
+        if isinstance(tokens, list) and tokens:
+            return tokens
+    return []
 
 
 async def _takes_ids(client: Client, url: str, model: str, vocabulary: Vocabulary) -> tuple[bool, bool]:
