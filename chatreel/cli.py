@@ -44,6 +44,7 @@ class PromptMode(StrEnum):
     auto = "auto"
     ids = "ids"
     text = "text"
+    chat = "chat"
 
 
 def main() -> None:
@@ -344,7 +345,9 @@ def replay(
     by: BY = By.users,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    prompt_mode: Annotated[PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly.")] = PromptMode.auto,
+    prompt_mode: Annotated[
+        PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly: plain, or as a chat's message.")
+    ] = PromptMode.auto,
     tokenizer: Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     metrics_url: METRICS_URL = None,

@@ -63,7 +63,9 @@ def sweep(
     kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step, of the engine.")] = None,
-    prompt_mode: Annotated[Literal["auto", "ids", "text"], typer.Option(help="As in replay, like the next four.")] = "auto",
+    prompt_mode: Annotated[
+        Literal["auto", "ids", "text", "chat"], typer.Option(help="As in replay, like the next four.")
+    ] = "auto",
     tokenizer: Annotated[str, typer.Option()] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option()] = None,
     metrics_url: METRICS_URL = None,

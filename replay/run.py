@@ -49,7 +49,7 @@ class ReplayConfig:
     by: By = "users"
     limit: int | None = None
     seed: int = 0
-    prompt_mode: str = "auto"  # auto | ids | text
+    prompt_mode: str = "auto"  # auto | ids | text | chat
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
     metrics_urls: tuple[str, ...] = ()  # none: the target's own

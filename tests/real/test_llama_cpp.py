@@ -103,12 +103,13 @@ def test_cached_tokens_are_those_predicted_but_for_the_rest_of_a_block(tmp_path:
     assert {one.kv_usage for one in samples} == {one.preemptions for one in samples} == {None}  # it does not tell them
 
 
-def test_text_prompts_come_out_with_exact_lengths(tmp_path: Path, url: str, home: Path) -> None:
+@pytest.mark.parametrize("mode", ["text", "chat"])
+def test_text_prompts_come_out_with_exact_lengths(tmp_path: Path, url: str, home: Path, mode: str) -> None:
     tokenizer = str(home / "tokenizer.json")
 
-    manifest, outcomes, _ = played(tmp_path, url, conversations(2, 2), prompt_mode="text", tokenizer=tokenizer)
+    manifest, outcomes, _ = played(tmp_path, url, conversations(2, 2), prompt_mode=mode, tokenizer=tokenizer)
 
-    assert manifest["prompt_mode"] == "text"
+    assert manifest["prompt_mode"] == mode
     assert all(one.error_kind is None and one.input_tokens == one.planned_input_tokens for one in outcomes)
 
 

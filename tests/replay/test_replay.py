@@ -140,10 +140,11 @@ def test_samples_hold_server_and_client_state(trace: Path, tmp_path: Path) -> No
     assert shown[-1].ended == shown[-1].sent == 36
 
 
-def test_text_prompts_have_the_same_lengths(trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["text", "chat"])
+def test_text_prompts_have_the_same_lengths(trace: Path, tmp_path: Path, mode: str) -> None:
     async def run() -> None:
         async with serving(ServerConfig(port=0)) as url:
-            config = ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,), prompt_mode="text", limit=20)
+            config = ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,), prompt_mode=mode, limit=20)
             await replay(config)
 
     asyncio.run(run())
