@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from replay.edge.client import Client
 from replay.edge.engines import ServerState
@@ -16,6 +17,7 @@ from tracer.words import Tokens, Vocabulary, as_text
 
 # Ordinary words in every large vocabulary (Llama, Qwen, Mistral, GPT); below lie bytes and control tokens.
 _FALLBACK_IDS = (1000, 32000)
+_WORDS_AT_ONCE = 100
 _METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # the second: trtllm-serve, whose first one is JSON
 
 
@@ -134,7 +136,7 @@ async def _model(client: Client, url: str) -> str:
 async def _vocabulary(client: Client, url: str, model: str, tokenizer: str, notes: list[str]) -> Vocabulary:
     """Words that the server itself says are one token each; else ids that every large vocabulary has."""
     words, ids = safe_words(tokenizer)
-    tokens = await _tokens_of(client, url, model, words.tobytes().decode("ascii"))
+    tokens = await _tokens_of(client, url, model, words)
     if len(tokens) == len(words):
         return Vocabulary(ids=np.array(tokens, dtype=np.int64), words=words)
     if tokens:
@@ -147,25 +149,33 @@ async def _vocabulary(client: Client, url: str, model: str, tokenizer: str, note
     return Vocabulary(ids=np.arange(*_FALLBACK_IDS), words=None)
 
 
-async def _tokens_of(client: Client, url: str, model: str, text: str) -> list[int]:
-    """The server's own tokens of a text, asked as vLLM and SGLang want it, then as llama.cpp does; none if it does not say."""
-    for body in (
-        {"model": model, "prompt": text, "add_special_tokens": False},
-        {"content": text, "add_special": False},
-    ):
-        try:
-            response = await client.http.post(url + "/tokenize", content=msgspec.json.encode(body), timeout=30)
-            tokens = msgspec.json.decode(response.content)["tokens"] if response.status_code == 200 else None
-        except (httpx.HTTPError, msgspec.DecodeError, KeyError, TypeError):
-            continue
-        if isinstance(tokens, list) and tokens:
+async def _tokens_of(client: Client, url: str, model: str, words: NDArray[np.bytes_]) -> list[int]:
+    """The server's own tokens of these words; none if it does not say. Asked piece by piece: its context may be short."""
+    texts = [words[start : start + _WORDS_AT_ONCE].tobytes().decode("ascii") for start in range(0, len(words), _WORDS_AT_ONCE)]
+    for name, more in (("prompt", {"model": model, "add_special_tokens": False}), ("content", {"add_special": False})):
+        tokens: list[int] = []  # by the first name for vLLM and SGLang, by the second for llama.cpp
+        for text in texts:
+            found = await _tokenized(client, url, {name: text, **more})
+            if not found:
+                break
+            tokens += found
+        else:
             return tokens
     return []
 
 
+async def _tokenized(client: Client, url: str, body: dict[str, object]) -> list[int]:
+    try:
+        response = await client.http.post(url + "/tokenize", json=body, timeout=30)
+        tokens = msgspec.json.decode(response.content)["tokens"] if response.status_code == 200 else None
+    except (httpx.HTTPError, msgspec.DecodeError, KeyError, TypeError):
+        return []
+    return tokens if isinstance(tokens, list) else []
+
+
 async def _takes_ids(client: Client, url: str, model: str, vocabulary: Vocabulary) -> tuple[bool, bool]:
     """(token-id prompts work and are counted exactly, answers carry their token ids)."""
-    prompt = vocabulary.ids[np.arange(33) * 7 % len(vocabulary.ids)].tolist()
+    prompt = vocabulary.ids[np.linspace(0, len(vocabulary.ids) - 1, 33).astype(np.int64)].tolist()  # its ends too
     body = {"model": model, "prompt": prompt, "max_tokens": 2, "return_token_ids": True}
     seen = await client.exchange(client.endpoint(url + "/v1/completions"), msgspec.json.encode(body))
     usage = seen.facts.usage
