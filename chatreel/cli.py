@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
-from chatreel.options import ATTAIN, BY, OUT, SEED, SLO, TRACE, By, numbers
+from chatreel.options import ATTAIN, BY, METRICS_URL, OUT, SEED, SLO, TRACE, By, numbers
 from chatreel.sim_commands import add_to as add_sim_commands
 from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
@@ -44,6 +44,7 @@ class PromptMode(StrEnum):
     auto = "auto"
     ids = "ids"
     text = "text"
+    chat = "chat"
 
 
 def main() -> None:
@@ -344,10 +345,12 @@ def replay(
     by: BY = By.users,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    prompt_mode: Annotated[PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly.")] = PromptMode.auto,
+    prompt_mode: Annotated[
+        PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly: plain, or as a chat's message.")
+    ] = PromptMode.auto,
     tokenizer: Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
-    metrics_url: Annotated[str | None, typer.Option(help="Metrics page, if not TARGET/metrics.")] = None,
+    metrics_url: METRICS_URL = None,
     kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
     slo: SLO = None,
     attain: ATTAIN = 0.99,
@@ -377,7 +380,7 @@ def replay(
         prompt_mode=prompt_mode.value,
         tokenizer=tokenizer,
         api_key_env=api_key_env,
-        metrics_url=metrics_url,
+        metrics_urls=tuple(metrics_url or ()),
         kv_tokens=kv_tokens,
         timeout_s=timeout,
         dequantise=not keep_grid,

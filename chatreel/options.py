@@ -16,6 +16,9 @@ TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chat
 OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
 SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
 SLO = Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")]
+METRICS_URL = Annotated[
+    list[str] | None, typer.Option(help="Metrics page, if not TARGET/metrics; repeat it for the servers behind a router.")
+]
 ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")]
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]
 

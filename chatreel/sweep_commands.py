@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from chatreel.options import SEED, SLO, TRACE
+from chatreel.options import METRICS_URL, SEED, SLO, TRACE
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -63,10 +63,12 @@ def sweep(
     kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step, of the engine.")] = None,
-    prompt_mode: Annotated[Literal["auto", "ids", "text"], typer.Option(help="As in replay, like the next four.")] = "auto",
+    prompt_mode: Annotated[
+        Literal["auto", "ids", "text", "chat"], typer.Option(help="As in replay, like the next four.")
+    ] = "auto",
     tokenizer: Annotated[str, typer.Option()] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option()] = None,
-    metrics_url: Annotated[str | None, typer.Option()] = None,
+    metrics_url: METRICS_URL = None,
     workers: Annotated[int, typer.Option()] = 1,
     slo: SLO = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
@@ -100,7 +102,7 @@ def sweep(
         prompt_mode=prompt_mode,
         tokenizer=tokenizer,
         api_key_env=api_key_env,
-        metrics_url=metrics_url,
+        metrics_urls=tuple(metrics_url or ()),
         workers=workers,
     )
     err.print(f"seed {seed}", highlight=False)

@@ -69,6 +69,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: float | None = None
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
+    servers: dict[str, dict[str, float]] = {}  # several: the gauges of each metrics URL; above: sums, KV usage their mean
+    metrics_missing: list[str] = []  # metrics URLs that gave nothing at this moment
     client_in_flight: int | None = None
     client_cpu_share: float | None = None  # of one core, since the previous sample
     client_loop_lag_ns: int | None = None  # worst delay of the event loop since the previous sample

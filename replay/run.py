@@ -21,9 +21,8 @@ import numpy as np
 import uvloop
 
 from replay.edge.client import Client, TransportName, client_for
-from replay.edge.engines import CounterBase
 from replay.edge.probe import Target, probe
-from replay.edge.scrape import scrape
+from replay.edge.scrape import Scraper
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy
 from replay.outcome import Sample
@@ -50,10 +49,10 @@ class ReplayConfig:
     by: By = "users"
     limit: int | None = None
     seed: int = 0
-    prompt_mode: str = "auto"  # auto | ids | text
+    prompt_mode: str = "auto"  # auto | ids | text | chat
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
-    metrics_url: str | None = None
+    metrics_urls: tuple[str, ...] = ()  # none: the target's own
     kv_tokens: int | None = None
     timeout_s: float = 600.0
     drain_s: float = 600.0
@@ -118,7 +117,7 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
             config.target.rstrip("/"),
             prompt_mode=config.prompt_mode,
             tokenizer=config.tokenizer,
-            metrics_url=config.metrics_url,
+            metrics_urls=config.metrics_urls,
         )
         yield Connected(client=client, target=target, workers=workers, headers=headers)
 
@@ -185,6 +184,7 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
         "prompt_mode": target.prompt_mode,
         "returns_token_ids": target.returns_token_ids,
         "has_metrics": target.has_metrics,
+        "metrics_urls": target.metrics_urls,
         "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
         "seed": config.seed,
         "by": config.by,
@@ -276,12 +276,10 @@ class _Watch:
         progress: Progress,
         on_progress: OnProgress,
     ) -> None:
-        self.target = target
-        self.http = http
         self.sender = sender
         self.progress = progress
         self.on_progress = on_progress
-        self.counters = CounterBase()
+        self.scraper = Scraper(http, target.metrics_urls)
 
     async def run(self, samples: BinaryIO) -> None:
         await self.sender.ready()
@@ -297,9 +295,7 @@ class _Watch:
             await asyncio.sleep(SAMPLE_S)
 
     async def _take_sample(self, samples: BinaryIO) -> None:
-        state = await scrape(self.http, self.target.metrics_url) if self.target.has_metrics else None
-        values = dict(state.values) if state else {}
-        values.update(self.counters.since_start(values))
+        server = await self.scraper.read()
         shares = self.sender.counts()
         self.progress.update(shares)
         sample = Sample(
@@ -307,7 +303,9 @@ class _Watch:
             client_in_flight=self.progress.in_flight,
             client_cpu_share=max((one.cpu_share for one in shares), default=0.0),  # each process has one core for its loop
             client_loop_lag_ns=max((one.loop_lag_ns for one in shares), default=0),
-            **values,
+            servers=server.servers,
+            metrics_missing=server.missing,
+            **server.values,
         )
         samples.write(msgspec.json.encode(sample) + b"\n")
         samples.flush()

@@ -48,7 +48,7 @@ class Setting:
     prompt_mode: str
     tokenizer: str
     api_key_env: str | None
-    metrics_url: str | None
+    metrics_urls: tuple[str, ...]
     timeout_s: float
     drain_s: float
     workers: int
@@ -246,6 +246,7 @@ def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
         "prompt_mode": target.prompt_mode,
         "returns_token_ids": target.returns_token_ids,
         "has_metrics": target.has_metrics,
+        "metrics_urls": target.metrics_urls,
         "kv_capacity_tokens": tokens,
         "notes": list(target.notes),
     }
@@ -262,7 +263,7 @@ def _replay_config(setting: Setting) -> ReplayConfig:
         prompt_mode=setting.prompt_mode,
         tokenizer=setting.tokenizer,
         api_key_env=setting.api_key_env,
-        metrics_url=setting.metrics_url,
+        metrics_urls=setting.metrics_urls,
         kv_tokens=setting.kv_tokens,
         timeout_s=setting.timeout_s,
         drain_s=setting.drain_s,

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from replay.edge.alarm import Alarm
 from replay.edge.client import Client, Exchange
-from replay.edge.probe import Target
+from replay.edge.probe import Target, path_of, prompt_of
 from replay.outcome import Outcome
 from replay.plan.pacer import Pacer
 from replay.plan.plan import Ints, Plan
 from replay.plan.prompts import prompt_places, spliced
 from replay.results import compact
-from tracer.words import as_text
 
 LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 12k tokens take some 2 ms
 GATHER_NS = 20_000_000  # so long they are gathered before: ten small prompts at once cost little more than one
@@ -88,7 +87,7 @@ class Share:
     def __init__(self, plan: Plan, rows: Ints, job: Job, client: Client, stop: Stop) -> None:
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
-        self.endpoint = client.endpoint(self.target.url + "/v1/completions")
+        self.endpoint = client.endpoint(self.target.url + path_of(self.target.prompt_mode))
         self.pacer = Pacer(plan, rows, job.at_once)
         self.is_continued = np.zeros(len(plan), dtype=bool)
         self.is_continued[plan.parent[plan.parent >= 0]] = True
@@ -203,9 +202,9 @@ class Share:
         self.client.reserve(self.endpoint, self.prepared)
 
     def _prompt(self, row: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool | None]:
-        """The prompt as token ids (mode ids) or places in the vocabulary (mode text)."""
+        """The prompt as token ids (mode ids) or places in the vocabulary (the others)."""
         parent = int(self.plan.parent[row])
-        if self.target.prompt_mode == "text":
+        if self.target.prompt_mode != "ids":
             keep = max(1, len(places) - self.target.overhead_tokens)
             return places[:keep], None if parent < 0 else False
         tokens = self.target.vocabulary.ids[places]
@@ -214,11 +213,9 @@ class Share:
         return spliced(tokens, self.spoken.pop(parent, None), int(self.plan.parent_tokens[row]))
 
     def _body(self, row: int, prompt: NDArray[np.int64]) -> bytes:
-        is_text = self.target.prompt_mode == "text"
         output_tokens = int(self.plan.output_tokens[row])
-        body = {
+        body: dict[str, Any] = {
             "model": self.target.model,
-            "prompt": as_text(prompt, self.target.vocabulary) if is_text else prompt.tolist(),
             "max_tokens": output_tokens,
             "min_tokens": output_tokens,  # ignore_eos alone does not fix the length on every server
             "ignore_eos": True,
@@ -226,6 +223,7 @@ class Share:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        body |= prompt_of(self.target.prompt_mode, prompt, self.target.vocabulary)
         if self.target.returns_token_ids:
             body["return_token_ids"] = True
         return msgspec.json.encode(body)

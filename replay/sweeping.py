@@ -53,7 +53,7 @@ class SweepConfig:
     prompt_mode: str = "auto"
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
-    metrics_url: str | None = None
+    metrics_urls: tuple[str, ...] = ()
     timeout_s: float = 600.0
     drain_s: float = 60.0
     workers: int = 1

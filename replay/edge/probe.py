@@ -1,33 +1,41 @@
 """What the target is and can do, found out before anything is measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from replay.edge.client import Client
+from replay.edge.engines import ServerState
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
 from tracer.tokens import safe_words
-from tracer.words import Vocabulary
+from tracer.words import Tokens, Vocabulary, as_text
 
 # Ordinary words in every large vocabulary (Llama, Qwen, Mistral, GPT); below lie bytes and control tokens.
 _FALLBACK_IDS = (1000, 32000)
+_WORDS_AT_ONCE = 100
+_METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # the second: trtllm-serve, whose first one is JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     url: str
     model: str
-    prompt_mode: str  # ids | text
+    prompt_mode: str  # ids | text | chat
     returns_token_ids: bool
     vocabulary: Vocabulary
-    overhead_tokens: int  # what the server adds to a text prompt (a BOS token)
-    metrics_url: str
-    has_metrics: bool
+    overhead_tokens: int  # what the server adds to a text prompt: a BOS token, the template of a chat
+    metrics_urls: tuple[str, ...]  # none: it has no metrics
     kv_capacity_tokens: int | None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def has_metrics(self) -> bool:
+        return bool(self.metrics_urls)
 
     @property
     def answers_reused(self) -> bool:
@@ -35,7 +43,7 @@ class Target:
         return self.returns_token_ids and self.prompt_mode == "ids"
 
 
-async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, metrics_url: str | None) -> Target:
+async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, metrics_urls: Sequence[str]) -> Target:
     """Raises PlanError if nothing usable answers at `url`."""
     notes: list[str] = []
     model = await _model(client, url)
@@ -50,12 +58,9 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         if not accepted:
             notes.append("the target does not take token ids, so prompts are sent as text that re-tokenizes exactly")
         mode = "ids" if accepted else "text"
-    if mode == "text":
-        overhead = await _text_overhead(client, url, model, vocabulary, notes)
-    page = metrics_url or url + "/metrics"
-    state = await scrape(client.http, page)
-    if state is None:
-        notes.append(f"no metrics at {page}: KV usage, preemptions and queue cannot be shown")
+    if mode in ("text", "chat"):
+        overhead = await _text_overhead(client, url, model, mode, vocabulary, notes)
+    pages = await _metrics_pages(client, url, metrics_urls, notes)
     return Target(
         url=url,
         model=model,
@@ -63,11 +68,46 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         returns_token_ids=returns_ids,
         vocabulary=vocabulary,
         overhead_tokens=overhead,
-        metrics_url=page,
-        has_metrics=state is not None,
-        kv_capacity_tokens=state.kv_capacity_tokens if state else None,
+        metrics_urls=tuple(pages),
+        kv_capacity_tokens=_joint_capacity(pages, notes),
         notes=notes,
     )
+
+
+async def _metrics_pages(client: Client, url: str, named: Sequence[str], notes: list[str]) -> dict[str, ServerState]:
+    """Raises PlanError if a page that was asked for is not one: hours later its figures would be missing."""
+    if not named:
+        for path in _METRICS_PATHS:
+            state = await scrape(client.http, url + path)
+            if state is not None:
+                return {url + path: state}
+        notes.append(f"no metrics at {url}{_METRICS_PATHS[0]}: KV usage, preemptions and queue cannot be shown")
+        return {}
+    found = {}
+    for page in named:
+        state = await scrape(client.http, page)
+        if state is None:
+            raise PlanError(
+                "no metrics here that are known",
+                path=page,
+                wanted="the metrics page of vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp or Dynamo",
+                next_step="Check --metrics-url; SGLang wants --enable-metrics, llama.cpp --metrics",
+            )
+        found[page] = state
+    return found
+
+
+def _joint_capacity(pages: dict[str, ServerState], notes: list[str]) -> int | None:
+    sizes = [one.kv_capacity_tokens for one in pages.values()]
+    known = [one for one in sizes if one is not None]
+    if not known or (None in sizes and not all(one.front for one in pages.values() if one.kv_capacity_tokens is None)):
+        return None
+    if len(known) > 1:
+        notes.append(
+            f"{len(known)} KV caches are predicted as one of {sum(known):,} tokens: a prefix-aware router comes near that, "
+            "round robin stays below"
+        )
+    return sum(known)
 
 
 async def _model(client: Client, url: str) -> str:
@@ -96,15 +136,10 @@ async def _model(client: Client, url: str) -> str:
 async def _vocabulary(client: Client, url: str, model: str, tokenizer: str, notes: list[str]) -> Vocabulary:
     """Words that the server itself says are one token each; else ids that every large vocabulary has."""
     words, ids = safe_words(tokenizer)
-    body = {"model": model, "prompt": words.tobytes().decode("ascii"), "add_special_tokens": False}
-    try:
-        response = await client.http.post(url + "/tokenize", content=msgspec.json.encode(body), timeout=30)
-        tokens = msgspec.json.decode(response.content)["tokens"] if response.status_code == 200 else None
-    except (httpx.HTTPError, msgspec.DecodeError, KeyError, TypeError):
-        tokens = None
-    if isinstance(tokens, list) and len(tokens) == len(words):
+    tokens = await _tokens_of(client, url, model, words)
+    if len(tokens) == len(words):
         return Vocabulary(ids=np.array(tokens, dtype=np.int64), words=words)
-    if isinstance(tokens, list) and tokens:
+    if tokens:
         distinct = np.unique(np.array(tokens, dtype=np.int64))
         notes.append(f"the target's tokenizer is not {tokenizer}: give its tokenizer.json with --tokenizer for text prompts")
         return Vocabulary(ids=distinct)
@@ -114,9 +149,33 @@ async def _vocabulary(client: Client, url: str, model: str, tokenizer: str, note
     return Vocabulary(ids=np.arange(*_FALLBACK_IDS), words=None)
 
 
+async def _tokens_of(client: Client, url: str, model: str, words: NDArray[np.bytes_]) -> list[int]:
+    """The server's own tokens of these words; none if it does not say. Asked piece by piece: its context may be short."""
+    texts = [words[start : start + _WORDS_AT_ONCE].tobytes().decode("ascii") for start in range(0, len(words), _WORDS_AT_ONCE)]
+    for name, more in (("prompt", {"model": model, "add_special_tokens": False}), ("content", {"add_special": False})):
+        tokens: list[int] = []  # by the first name for vLLM and SGLang, by the second for llama.cpp
+        for text in texts:
+            found = await _tokenized(client, url, {name: text, **more})
+            if not found:
+                break
+            tokens += found
+        else:
+            return tokens
+    return []
+
+
+async def _tokenized(client: Client, url: str, body: dict[str, object]) -> list[int]:
+    try:
+        response = await client.http.post(url + "/tokenize", json=body, timeout=30)
+        tokens = msgspec.json.decode(response.content)["tokens"] if response.status_code == 200 else None
+    except (httpx.HTTPError, msgspec.DecodeError, KeyError, TypeError):
+        return []
+    return tokens if isinstance(tokens, list) else []
+
+
 async def _takes_ids(client: Client, url: str, model: str, vocabulary: Vocabulary) -> tuple[bool, bool]:
     """(token-id prompts work and are counted exactly, answers carry their token ids)."""
-    prompt = vocabulary.ids[np.arange(33) * 7 % len(vocabulary.ids)].tolist()
+    prompt = vocabulary.ids[np.linspace(0, len(vocabulary.ids) - 1, 33).astype(np.int64)].tolist()  # its ends too
     body = {"model": model, "prompt": prompt, "max_tokens": 2, "return_token_ids": True}
     seen = await client.exchange(client.endpoint(url + "/v1/completions"), msgspec.json.encode(body))
     usage = seen.facts.usage
@@ -124,17 +183,29 @@ async def _takes_ids(client: Client, url: str, model: str, vocabulary: Vocabular
     return accepted, accepted and bool(seen.facts.token_ids)
 
 
-async def _text_overhead(client: Client, url: str, model: str, vocabulary: Vocabulary, notes: list[str]) -> int:
+def path_of(mode: str) -> str:
+    return "/v1/chat/completions" if mode == "chat" else "/v1/completions"
+
+
+def prompt_of(mode: str, tokens: Tokens, vocabulary: Vocabulary) -> dict[str, object]:
+    """The part of a request that is its prompt: `tokens` are ids, else places in the vocabulary."""
+    if mode == "ids":
+        return {"prompt": tokens.tolist()}
+    text = as_text(tokens, vocabulary)
+    return {"messages": [{"role": "user", "content": text}]} if mode == "chat" else {"prompt": text}
+
+
+async def _text_overhead(client: Client, url: str, model: str, mode: str, vocabulary: Vocabulary, notes: list[str]) -> int:
     """Tokens that the server adds to a text prompt, from two lengths. Raises PlanError if text does not come out exact."""
     if vocabulary.words is None:
         raise PlanError("text prompts need the target's own tokenizer", path=url, next_step="Give --tokenizer tokenizer.json")
     extra = []
     for length in (40, 200):
-        text = vocabulary.words[np.arange(length) * 11 % len(vocabulary.words)].tobytes().decode("ascii")
-        body = {"model": model, "prompt": text, "max_tokens": 1}
-        seen = await client.exchange(client.endpoint(url + "/v1/completions"), msgspec.json.encode(body))
+        tokens = np.arange(length) * 11 % len(vocabulary.words)
+        body = {"model": model, "max_tokens": 1} | prompt_of(mode, tokens, vocabulary)
+        seen = await client.exchange(client.endpoint(url + path_of(mode)), msgspec.json.encode(body))
         if seen.error_kind not in (None, "no_tokens"):
-            raise PlanError("the target refuses a text prompt", path=url + "/v1/completions", seen=seen.error_text)
+            raise PlanError("the target refuses a text prompt", path=url + path_of(mode), seen=seen.error_text)
         count = seen.facts.usage.prompt_tokens if seen.facts.usage else None
         if count is None:
             notes.append("the target does not count prompt tokens, so exact lengths cannot be checked")

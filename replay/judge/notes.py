@@ -17,6 +17,8 @@ EXACT_SHARE = 0.999
 OTHER_TRAFFIC_SHARE = 0.05
 LOAD_SHARE = 0.9
 ERROR_TEXTS = 2
+MISSED_SCRAPES = 0.02
+UNEVEN_KV = 0.3  # of the cache, between the fullest server and the emptiest
 
 
 def client_limits(
@@ -182,6 +184,40 @@ def cache_notes(cache: Cache, has_metrics: bool) -> list[Note]:
                 seen="no server metrics were read",
                 why="KV usage, queue and preemptions are unknown, so no cause can be named",
                 action="give --metrics-url",
+            )
+        )
+    return notes
+
+
+def server_notes(samples: Sequence[Sample]) -> list[Note]:
+    """Metrics pages that fell silent, and load that is not spread evenly over several servers."""
+    notes = []
+    missed = Counter(url for one in samples for url in one.metrics_missing)
+    for url, count in sorted(missed.items()):
+        if count > MISSED_SCRAPES * len(samples):
+            notes.append(
+                Note(
+                    kind="metrics_missed",
+                    seen=f"{url} gave no metrics in {count} of {len(samples)} readings",
+                    why="its queue and KV use are missing then, and a restart between two readings cannot be seen",
+                    action="look whether that server was up and answers within two seconds",
+                )
+            )
+    kv: dict[str, list[float]] = {}
+    for one in samples:
+        for url, gauges in one.servers.items():
+            if "kv_usage" in gauges:
+                kv.setdefault(url, []).append(gauges["kv_usage"])
+    middles = {url: sorted(seen)[len(seen) // 2] for url, seen in kv.items()}
+    if len(middles) > 1 and max(middles.values()) - min(middles.values()) > UNEVEN_KV:
+        fullest, emptiest = max(middles, key=lambda url: middles[url]), min(middles, key=lambda url: middles[url])
+        notes.append(
+            Note(
+                kind="servers_uneven",
+                seen=f"the KV cache of {fullest} is filled to {middles[fullest]:.0%}, that of {emptiest} to "
+                f"{middles[emptiest]:.0%} (medians)",
+                why="one server reaches its wall while the mean of all looks easy",
+                action="look at the router's rule and at one long sharing group that it keeps on one server",
             )
         )
     return notes

@@ -78,6 +78,7 @@ def _other_notes(point: Point, facts: Facts, outcomes: Sequence[Outcome], sample
         *notes.load_notes(point, facts.later_turns),
         *notes.count_notes(facts, outcomes, samples, prompt, output),
         *notes.cache_notes(point.cache, has_metrics=any(one.running is not None for one in samples)),
+        *notes.server_notes(samples),
         *notes.sample_notes(answered.count if answered else 0),
     ]
 

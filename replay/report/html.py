@@ -60,7 +60,10 @@ def _origin(summary: Summary) -> str:
         ("trace", summary.trace),
         ("target", summary.target),
         ("model", summary.server),
-        ("prompts as", {"ids": "token ids", "text": "text"}.get(summary.prompt_mode, summary.prompt_mode)),
+        (
+            "prompts as",
+            {"ids": "token ids", "text": "text", "chat": "chat messages"}.get(summary.prompt_mode, summary.prompt_mode),
+        ),
         ("seed", str(summary.seed)),
         ("started", summary.started_utc),
         *(("SLO", f"{slo.metric.upper()} <= {slo.limit_ms:g} ms") for slo in summary.slos),

@@ -13,7 +13,7 @@ from pyarrow.parquet import read_table as read_parquet
 
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
-from replay.results import read_outcomes
+from replay.results import read_lines, read_outcomes
 from replay.run import Progress, ReplayConfig, replay
 from replay.sim.server import ServerConfig, serving
 from tracer.schema import Footer, Request
@@ -140,10 +140,11 @@ def test_samples_hold_server_and_client_state(trace: Path, tmp_path: Path) -> No
     assert shown[-1].ended == shown[-1].sent == 36
 
 
-def test_text_prompts_have_the_same_lengths(trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["text", "chat"])
+def test_text_prompts_have_the_same_lengths(trace: Path, tmp_path: Path, mode: str) -> None:
     async def run() -> None:
         async with serving(ServerConfig(port=0)) as url:
-            config = ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,), prompt_mode="text", limit=20)
+            config = ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,), prompt_mode=mode, limit=20)
             await replay(config)
 
     asyncio.run(run())
@@ -186,3 +187,34 @@ def test_an_unreachable_target_is_the_users_to_mend(trace: Path, tmp_path: Path)
         asyncio.run(replay(config))
 
     assert not (tmp_path / "run").exists()
+
+
+def test_several_metrics_pages_are_one_server_and_each_its_own(trace: Path, tmp_path: Path) -> None:
+    async def run() -> list[str]:
+        async with serving(ServerConfig(port=0)) as url, serving(ServerConfig(port=0)) as idle:
+            pages = [url + "/metrics", idle + "/metrics"]
+            config = ReplayConfig(
+                trace=trace, target=url, run_dir=tmp_path / "run", scales=(1.0,), limit=8, metrics_urls=tuple(pages)
+            )
+            await replay(config)
+            return pages
+
+    pages = asyncio.run(run())
+
+    manifest = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
+    assert manifest["metrics_urls"] == pages
+    assert any("predicted as one" in note for note in manifest["notes"])
+    samples, _ = read_lines(tmp_path / "run" / "point-0.samples.jsonl", Sample)
+    seen = outcomes(tmp_path / "run")
+    assert samples[-1].prompt_tokens == sum(one.input_tokens or 0 for one in seen)
+    assert all(list(one.servers) == pages and one.servers[pages[1]]["running"] == 0 for one in samples)
+    assert max(one.servers[pages[0]]["running"] for one in samples) > 0
+
+
+def test_a_metrics_page_that_was_asked_for_must_be_there(trace: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(ServerConfig(port=0)) as url:
+            await replay(ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "run", metrics_urls=(url + "/v1/models",)))
+
+    with pytest.raises(PlanError, match="no metrics here"):
+        asyncio.run(run())

@@ -33,6 +33,11 @@ def test_nothing_to_say_of_a_clean_point(story):
         ({"planned_input_tokens": 990}, "prompt_tokens_differ"),
         ({"planned_output_tokens": 99}, "output_tokens_differ"),
         ({"token_count_source": "chunks"}, "usage_missing"),
+        ({"server": {"metrics_missing": ["http://b/metrics"]}}, "metrics_missed"),
+        (
+            {"server": {"servers": {"http://a/metrics": {"kv_usage": 0.9}, "http://b/metrics": {"kv_usage": 0.1}}}},
+            "servers_uneven",
+        ),
     ],
 )
 def test_one_thing_amiss_gives_one_note(story, changes, kind):
