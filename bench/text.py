@@ -114,9 +114,8 @@ def speeds(trace: Path, limit: int, more: list[str]) -> None:
 
 def memory() -> None:
     overrides = {"system_prompts.tokens": 100, "input_tokens": {"min": 40, "max": 100}, "output_tokens": {"min": 10, "max": 60}}
-    print(
-        "| requests | tokens | made, peak | as text, peak | its workers | requests/s | M tokens/s |\n|---|---|---|---|---|---|---|"
-    )
+    print("| requests | tokens | made, peak | as text, peak | its workers | requests/s | M tokens/s |")
+    print("|---|---|---|---|---|---|---|")
     for requests in (10_000, 100_000, 1_000_000):
         with tempfile.TemporaryDirectory() as folder:
             trace, out = Path(folder) / "t.parquet", Path(folder) / "d.jsonl"
