@@ -48,14 +48,18 @@ def made(source: Path, how: str, seed: int, folder: Path) -> Path:
 
 
 def row(name: str, found: list[Fidelity]) -> str:
-    cells = []
-    for gate in SHOWN.values():
+    return f"| {name} | {' | '.join(cells(found, SHOWN))} | {sum(one.passed for one in found)} of {len(found)} |"
+
+
+def cells(found: list[Fidelity], shown: dict[str, str]) -> list[str]:
+    """The worst of each gate shown; `-` where it cannot be told."""
+    said = []
+    for gate in shown.values():
         values = [one[gate] for one in found if any(each.name == gate for each in one.gates)]
         is_ratio = gate.endswith("ratio")
         worst = max(values, key=lambda value: abs(np.log(value)) if is_ratio else value) if values else None
-        cells.append("-" if worst is None else f"{worst:.2f}" if is_ratio else f"{worst:.3f}")
-    passed = sum(one.passed for one in found)
-    return f"| {name} | {' | '.join(cells)} | {passed} of {len(found)} |"
+        said.append("-" if worst is None else f"{worst:.2f}" if is_ratio else f"{worst:.3f}")
+    return said
 
 
 def report(path: Path, seeds: int, folder: Path) -> None:

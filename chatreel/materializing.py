@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from chatreel.comparing import GATE_MISSED
 from synth.frame import Frame, Message, Render, measured, measured_plain, render_with
-from synth.layout import Layout, Previous, Prompt, Segment
+from synth.layout import Layout, OpenSessions, Previous, Prompt, Segment
 from synth.text import Batch, answer_text, messages, prompt_words
 from tracer.blocks import Blocks
 from tracer.errors import TraceError
 from tracer.tokens import load_tokenizer, safe_words
-from tracer.tracefile import blocks, column, read_footer, read_table
+from tracer.tracefile import blocks, column, read_footer
 from tracer.words import Vocabulary
 
 BATCH_TOKENS = 1_000_000
@@ -135,9 +135,10 @@ def _lines(
     trace: Path, frame: Frame, vocabulary: Vocabulary, options: Options, tally: _Tally, checker: "_Checker"
 ) -> Iterator[bytes]:
     """Encoded lines, in order. Layout needs one order and is cheap; words are made side by side."""
-    batches = _laid_out(trace, frame, options, tally)
+    last_row = _last_rows(trace, options.limit)
+    batches = _laid_out(trace, frame, options, tally, OpenSessions(last_row=last_row))
     if options.format in A_SESSION_A_LINE:
-        yield from _by_session(trace, batches, vocabulary, options, tally, checker)
+        yield from _by_session(last_row, batches, vocabulary, options, tally, checker)
         return
     workers = options.workers or min(os.cpu_count() or 1, 8)
     with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(options, vocabulary)) as pool:
@@ -162,24 +163,22 @@ class _Laid:
     think_ns: NDArray[np.int64]
 
 
-def _laid_out(trace: Path, frame: Frame, options: Options, tally: _Tally) -> Iterator[_Laid]:
+def _laid_out(trace: Path, frame: Frame, options: Options, tally: _Tally, sessions: OpenSessions) -> Iterator[_Laid]:
     footer = read_footer(trace)
     layout = Layout(frame=frame, block_tokens=footer.block_tokens)
-    previous: dict[int, Previous] = {}
     for table in _portions(trace, options, tally):
         batch, session = _batch(table, tally.requests, footer.block_tokens)
         prompts = []
         for row in range(table.num_rows):
-            tokens, name = int(batch.input_tokens[row]), int(session[row])
-            before = previous.get(name) if name >= 0 else None
+            tokens = int(batch.input_tokens[row])
+            now = Previous(tokens, tokens + int(batch.output_tokens[row]))
+            before = sessions.turn(int(session[row]), batch.first + row, now)
             one = (
                 Prompt([Segment("user", frame.head, tokens)], is_exact=True, loses_block=False)
                 if options.format in WITHOUT_TEMPLATE
                 else layout.prompt(batch.blocks[row], batch.answers[row], tokens, before)
             )
             prompts.append(one)
-            if name >= 0:
-                previous[name] = Previous(tokens, tokens + int(batch.output_tokens[row]))
             tally.too_short += not one.is_exact
             tally.lost_blocks += one.loses_block
         tally.requests += table.num_rows
@@ -215,20 +214,41 @@ def _batch(table: pa.Table, first: int, block_tokens: int) -> tuple[Batch, NDArr
 
 def _portions(trace: Path, options: Options, tally: _Tally) -> Iterator[pa.Table]:
     """Usable rows, about `BATCH_TOKENS` tokens at a time."""
-    left = options.limit
-    for record_batch in pq.ParquetFile(trace).iter_batches(READ_ROWS, columns=COLUMNS):
-        table = pa.Table.from_batches([record_batch])
-        usable = (column(table, "input_tokens") > 0) & (column(table, "output_tokens") > 0)
-        tally.unusable += int((~usable).sum())
-        table = table.filter(pa.array(usable)).slice(0, left)
+    for table, unusable in _usable(trace, COLUMNS, options.limit):
+        tally.unusable += unusable
         number = np.cumsum(column(table, "input_tokens")) // BATCH_TOKENS
         edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), table.num_rows]
         for begin, end in zip(edges[:-1], edges[1:], strict=True):
             if end > begin:
                 yield table.slice(begin, end - begin)
+
+
+def _usable(trace: Path, columns: list[str], limit: int | None) -> Iterator[tuple[pa.Table, int]]:
+    """Rows with lengths, and how many have none, until there are enough."""
+    left = limit
+    for record_batch in pq.ParquetFile(trace).iter_batches(READ_ROWS, columns=columns):
+        table = pa.Table.from_batches([record_batch])
+        usable = (column(table, "input_tokens") > 0) & (column(table, "output_tokens") > 0)
+        table = table.filter(pa.array(usable)).slice(0, left)
+        yield table, int((~usable).sum())
         left = None if left is None else left - table.num_rows
         if left == 0:
             return
+
+
+def _last_rows(trace: Path, limit: int | None) -> NDArray[np.int64]:
+    """By session id: its last row, of the usable ones. 8 bytes a session."""
+    last = np.empty(0, dtype=np.int64)
+    first = 0
+    for table, _ in _usable(trace, ["session_id", "input_tokens", "output_tokens"], limit):
+        session = column(table, "session_id")
+        if int(session.max(initial=-1)) >= len(last):
+            more = np.zeros(int(session.max()) + 1, dtype=np.int64)
+            last = np.concatenate([last, more])
+        rows = np.arange(first, first + len(session))
+        last[session[session >= 0]] = rows[session >= 0]  # of several, the last stays
+        first += len(session)
+    return last
 
 
 _worker: dict[str, Any] = {}  # one process, one dataset
@@ -264,10 +284,14 @@ def _row(laid: _Laid, number: int, chat: list[Message], name: str) -> dict[str, 
 
 
 def _by_session(
-    trace: Path, batches: Iterator[_Laid], vocabulary: Vocabulary, options: Options, tally: _Tally, checker: "_Checker"
+    last_row: NDArray[np.int64],
+    batches: Iterator[_Laid],
+    vocabulary: Vocabulary,
+    options: Options,
+    tally: _Tally,
+    checker: "_Checker",
 ) -> Iterator[bytes]:
     """A conversation when its last turn has come."""
-    last = _last_rows(trace, options.limit)
     alive: dict[int, _Session] = {}
     is_list = options.format == "sharegpt"
     for laid in batches:
@@ -279,7 +303,7 @@ def _by_session(
             one = alive.setdefault(name if name >= 0 else -1 - row, _Session())
             one.turns.append(chat[-1]["content"])
             one.think_ms.append(max(int(laid.think_ns[number]), 0) / 1e6)
-            if name >= 0 and last[name] > row:
+            if name >= 0 and last_row[name] > row:
                 continue
             del alive[name if name >= 0 else -1 - row]
             line = msgspec.json.encode(_conversation(laid, number, chat, one, row, vocabulary, options))
@@ -301,14 +325,6 @@ def _conversation(
     said = [{"from": who[one["role"]], "value": one["content"]} for one in chat]
     text = answer_text(row, int(laid.batch.output_tokens[number]), options.seed, vocabulary)
     return {"id": f"chatreel-{row}", "conversations": [*said, {"from": "gpt", "value": text}]}
-
-
-def _last_rows(trace: Path, limit: int | None) -> dict[int, int]:
-    """Session -> its last row, of the usable ones."""
-    table = read_table(trace, ["session_id", "input_tokens", "output_tokens"])
-    usable = (column(table, "input_tokens") > 0) & (column(table, "output_tokens") > 0)
-    session = column(table, "session_id")[usable][:limit]
-    return {name: row for row, name in enumerate(session.tolist()) if name >= 0}
 
 
 class _Checker:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from synth.frame import Frame
 
 type Ids = NDArray[np.int32]
+SEEN, MARKED = 1, 2  # flags of a block
+RECENT = 1 << 15  # marks kept in a dict before they are sorted in
 CLOSE, TURN = 0, 1  # a user's message ends and an answer begins; an answer ends and a user's message begins
 
 
@@ -36,14 +38,65 @@ class Prompt(NamedTuple):
 
 
 @dataclass(slots=True)
+class Marks:
+    """(start, kind) by block. The older ones lie in arrays sorted by block, since a million prompts have some millions."""
+
+    _blocks: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    _packed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # 2 * start + kind
+    _recent: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, block: int, start: int, kind: int) -> None:
+        """Only while the block is new: all marks of a block are added one after the other."""
+        if len(self._recent) >= RECENT and block not in self._recent:
+            self._sort_in()
+        self._recent.setdefault(block, []).append(2 * start + kind)
+
+    def of(self, blocks: Ids) -> list[tuple[int, int]]:
+        """Marks of these blocks, all of which have some, in the blocks' order."""
+        found: list[int] = []
+        first, last = (np.searchsorted(self._blocks, blocks, side=side).tolist() for side in ("left", "right"))
+        for block, begin, end in zip(blocks.tolist(), first, last, strict=True):
+            found += self._packed[begin:end].tolist() if begin < end else self._recent[block]
+        return [(packed >> 1, packed & 1) for packed in found]
+
+    def _sort_in(self) -> None:
+        blocks = [block for block, marks in self._recent.items() for _ in marks]
+        packed = [mark for marks in self._recent.values() for mark in marks]
+        all_blocks = np.concatenate([self._blocks, np.array(blocks, dtype=np.int64)])
+        order = np.argsort(all_blocks, kind="stable")
+        self._blocks = all_blocks[order]
+        self._packed = np.concatenate([self._packed, np.array(packed, dtype=np.int64)])[order]
+        self._recent.clear()
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenSessions:
+    """The turn before, of sessions that go on. One that has had its last turn is forgotten."""
+
+    last_row: NDArray[np.int64]  # [sessions], by session id
+    _before: dict[int, Previous] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._before)
+
+    def turn(self, session: int, row: int, now: Previous) -> Previous | None:
+        """The turn before this one, which takes its place. Negative ids are no session."""
+        if session < 0:
+            return None
+        before = self._before.pop(session, None)
+        if row < self.last_row[session]:
+            self._before[session] = now
+        return before
+
+
+@dataclass(slots=True)
 class Layout:
-    """Blocks seen so far, and the marks inside them. Requests come in order of arrival."""
+    """Blocks seen so far, and the marks inside them: a byte a block, 16 a mark. Requests come in order of arrival."""
 
     frame: Frame
     block_tokens: int
-    _seen: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1 << 16, dtype=bool))  # by block id
-    _has_marks: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1 << 16, dtype=bool))
-    _marks: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    _flags: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1 << 16, dtype=np.uint8))  # by block id
+    _marks: Marks = field(default_factory=Marks)
 
     def prompt(self, input_blocks: Ids, output_blocks: Ids, input_tokens: int, previous: Previous | None) -> Prompt:
         """`previous`: the turn before, in the same session."""
@@ -84,28 +137,29 @@ class Layout:
             own.append((max(at, end), CLOSE))
         for start, kind in own:
             loses_block |= not self._mark(path, start, kind) and start < len(input_blocks) * self.block_tokens
-        self._seen[path] = True
+        self._flags[path] |= SEEN
         return Prompt(segments, end >= at, loses_block)
 
     def _make_room(self, block_id: int) -> None:
-        if block_id >= len(self._seen):
-            more = np.zeros(block_id + len(self._seen), dtype=bool)
-            self._seen, self._has_marks = np.concatenate([self._seen, more]), np.concatenate([self._has_marks, more])
+        if block_id >= len(self._flags):
+            more = np.zeros(block_id + len(self._flags), dtype=np.uint8)
+            more[: len(self._flags)] = self._flags
+            self._flags = more
 
     def _inherited(self, blocks: Ids) -> int:
         """Leading blocks that were there before."""
-        seen = self._seen[blocks]
-        return len(blocks) if seen.all() else int(np.argmin(seen))
+        is_seen = self._flags[blocks] & SEEN
+        return len(blocks) if is_seen.all() else int(np.argmin(is_seen))
 
     def _marks_of(self, blocks: Ids) -> list[tuple[int, int]]:
-        return [mark for block in blocks[self._has_marks[blocks]].tolist() for mark in self._marks[block]]
+        return self._marks.of(blocks[(self._flags[blocks] & MARKED) > 0])
 
     def _mark(self, path: Ids, start: int, kind: int) -> bool:
         """Whether the block in which it starts is this request's own to mark."""
         place = start // self.block_tokens
-        if place >= len(path) or self._seen[path[place]]:
+        if place >= len(path) or self._flags[path[place]] & SEEN:
             return False
         block = int(path[place])
-        self._marks.setdefault(block, []).append((start, kind))
-        self._has_marks[block] = True
+        self._marks.add(block, start, kind)
+        self._flags[block] |= MARKED
         return True

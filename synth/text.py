@@ -47,7 +47,7 @@ def prompt_words(batch: Batch, salt: int, vocabulary: Vocabulary) -> list[bytes]
     widths[is_rest] = batch.input_tokens - counts * batch.block_tokens
     tails = np.zeros(first[-1], dtype=bool)
     tails[is_rest] = is_tail
-    found = vocabulary.words[places(names, widths, tails, salt, len(vocabulary.words))]
+    found = vocabulary.words.take(places(names, widths, tails, salt, len(vocabulary.words)))
     ends = np.concatenate([[0], np.cumsum(batch.input_tokens)]).tolist()
     return [found[begin:end].tobytes() for begin, end in zip(ends[:-1], ends[1:], strict=True)]
 

@@ -13,6 +13,7 @@ type Ints = NDArray[np.int64]
 Tokens = NDArray[np.int64]  # places in the vocabulary's table, or token ids
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _TAIL_SALT = 0x7A11
+_CHUNK = 1 << 14  # numbers mixed at a time: they stay in the core's cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +26,20 @@ class Vocabulary:
 
 def splitmix64(counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014): the output function."""
-    z = counter * _GOLDEN
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z = counter.copy()
+    _mix(z, np.empty_like(z))
+    return z
+
+
+def _mix(z: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
+    """In place."""
+    z *= _GOLDEN
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(z, np.uint64(shift), out=scratch)
+        z ^= scratch
+        z *= np.uint64(factor)
+    np.right_shift(z, np.uint64(31), out=scratch)
+    z ^= scratch
 
 
 def places(names: Ints, widths: Ints, is_tail: NDArray[np.bool_], salt: int, vocabulary_size: int) -> Tokens:
@@ -40,9 +51,16 @@ def places(names: Ints, widths: Ints, is_tail: NDArray[np.bool_], salt: int, voc
     salts = np.where(is_tail, salt ^ _TAIL_SALT, salt).astype(np.uint64) << np.uint64(32)
     seeds = splitmix64(names.astype(np.uint64) + np.uint64(1) + salts)
     ends = np.cumsum(widths)
-    counters = np.repeat(seeds - (ends - widths).astype(np.uint64), widths) + np.arange(ends[-1], dtype=np.uint64)
-    high = splitmix64(counters) >> np.uint64(32)
-    return ((high * np.uint64(vocabulary_size)) >> np.uint64(32)).astype(np.int64)
+    found = np.repeat(seeds - (ends - widths).astype(np.uint64), widths)
+    found += np.arange(len(found), dtype=np.uint64)
+    scratch = np.empty(min(_CHUNK, len(found)), dtype=np.uint64)
+    for begin in range(0, len(found), _CHUNK):
+        z = found[begin : begin + _CHUNK]
+        _mix(z, scratch[: len(z)])
+        z >>= np.uint64(32)
+        z *= np.uint64(vocabulary_size)
+        z >>= np.uint64(32)
+    return found.view(np.int64)
 
 
 def as_text(these: Tokens, vocabulary: Vocabulary) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, ByteLevelBPETokenizer, SentencePieceBPETokenizer
 
 from synth.frame import Frame, measured, measured_plain, render_with
-from synth.layout import Layout, Previous, Segment
+from synth.layout import Layout, Marks, OpenSessions, Previous, Segment
 from synth.text import Batch, messages, prompt_words
 from tracer.blocks import Blocks
 from tracer.errors import TraceError
@@ -249,3 +249,34 @@ def test_a_moved_system_prompt_is_seen_behind_a_long_head_of_the_template():
         return tokens
 
     assert measured(render, " w").moves_system
+
+
+def test_marks_come_back_by_block_however_old_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synth.layout.RECENT", 4)
+    marks, plain = Marks(), dict[int, list[tuple[int, int]]]()
+    rng = np.random.default_rng(0)
+    for block in rng.permutation(50).tolist():
+        for start in sorted(rng.integers(0, 1 << 40, rng.integers(1, 4)).tolist()):
+            marks.add(block, start, start % 2)
+            plain.setdefault(block, []).append((start, start % 2))
+        asked = rng.permutation(list(plain))[:7]
+
+        assert marks.of(asked) == [mark for one in asked.tolist() for mark in plain[one]]
+
+
+def test_a_session_is_forgotten_with_its_last_turn() -> None:
+    turns = [session for start in range(0, 3000, 3) for session in (start, start + 1, start, -1, start + 2, start)]
+    last_row = np.zeros(3000, dtype=np.int64)
+    last_row[turns] = np.arange(len(turns))
+    last_row[-1] = len(turns) - 2
+    sessions = OpenSessions(last_row=last_row)
+    plain: dict[int, Previous] = {}
+
+    for row, session in enumerate(turns):
+        now = Previous(row, row + 1)
+
+        assert sessions.turn(session, row, now) == plain.get(session if session >= 0 else -2)
+        plain[session] = now
+        assert len(sessions) <= 1
+
+    assert not len(sessions)
