@@ -281,7 +281,9 @@ def record(
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 9000,
     tokenizer: Annotated[
         list[str] | None,
-        typer.Option(help="cl100k (default), o200k, a tokenizer.json or a model's folder; for one model: MODEL=..."),
+        typer.Option(
+            help="cl100k (default), o200k, a tokenizer.json, a model's folder, server (its /tokenize); for one: MODEL=..."
+        ),
     ] = None,
     chunk_times: Annotated[bool, typer.Option("--chunk-times", help="Also keep the time of every chunk.")] = False,
     force_usage: Annotated[

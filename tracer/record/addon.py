@@ -160,6 +160,7 @@ class RecorderAddon:
                 encoding=headers.get(b"content-encoding", b"").decode("latin-1"),
                 credential=next((value for value in credentials if value), b""),
                 session_header=headers.get(_SESSION, b""),
+                upstream=live.upstream,
             )
         )
 

@@ -5,6 +5,7 @@ import msgspec
 from tracer.record.exchange import ExchangeFacts
 
 LIVE = "chatreel"
+SERVER_TOKENIZER = "server"  # token ids come from the upstream
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     producer: str
     counts: dict[str, int] = {}  # of workers before this one
     source_format: str = LIVE
+    tokenize_urls: dict[str, str] = {}  # of upstreams that are asked for token ids, by name
+    upstream_ca: str | None = None
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="started"):
@@ -31,6 +34,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="s
     encoding: str = ""
     credential: bytes = b""
     session_header: bytes = b""
+    upstream: str = ""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="answered"):
@@ -104,6 +108,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int] = {}
     figures: Figures = Figures()
     disk_error: str | None = None
+    trouble: str | None = None  # what else a user must know
     failed: str | None = None  # the worker could not start
     is_final: bool = False
 

@@ -22,7 +22,7 @@ from tracer.limits import lift_file_limit
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import WorkerConfig
 from tracer.record.privacy import create_key, load_key
-from tracer.record.session import RecordConfig, RecordStats, Session, routes
+from tracer.record.session import RecordConfig, RecordStats, Session, tokenize_urls
 from tracer.record.supervisor import Supervisor
 
 
@@ -46,7 +46,7 @@ def record(
         raise TraceError("not a number of workers", seen=str(config.workers), wanted="1 or more")
     warn = on_warning or _to_stderr
     out = Path(config.out)
-    routes(config)  # a fault in them is told before anything is written
+    tokenize_urls(config)  # a fault in the upstreams is told before anything is written
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
     lift_file_limit()  # each request under way holds two connections
     folder, key_path = _lay_out(out, config.key_path)
@@ -57,6 +57,8 @@ def record(
         tokenizer=config.tokenizer,
         model_tokenizers=config.model_tokenizers,
         chunk_times=config.chunk_times,
+        tokenize_urls=tokenize_urls(config),
+        upstream_ca=config.upstream_ca,
         epoch_ns=time.time_ns(),
         producer=f"chatreel {metadata.version('chatreel')}",
     )

@@ -14,7 +14,7 @@ from tracer.errors import TraceError
 from tracer.record.addon import Proxy, RecorderAddon
 from tracer.record.channel import QUEUE_BYTES, Channel
 from tracer.record.figures import together
-from tracer.record.messages import Counted, Figures, WorkerConfig
+from tracer.record.messages import SERVER_TOKENIZER, Counted, Figures, WorkerConfig
 from tracer.record.routes import AllowList, Routes, parse_allow_list, parse_routes
 
 STATS_S = 1.0
@@ -51,6 +51,21 @@ def routes(config: RecordConfig) -> Routes | AllowList:
     if config.forward:
         return parse_allow_list(config.allow_hosts)
     return parse_routes(given)
+
+
+def tokenize_urls(config: RecordConfig) -> dict[str, str]:
+    """Where to ask for token ids, by name of the upstream. Raises TraceError for routes that are none."""
+    found = routes(config)
+    if isinstance(found, Routes):
+        upstreams = [found.default, *(route.upstream for route in found.others)]
+        return {one.name: one.origin + one.path_prefix for one in reversed(upstreams)}
+    if SERVER_TOKENIZER in (config.tokenizer, *config.model_tokenizers.values()):
+        raise TraceError(
+            "a forward proxy does not ask other hosts of its own accord",
+            seen=f"tokenizer {SERVER_TOKENIZER}",
+            wanted="a tokenizer that stands here, e.g. o200k or a model's folder",
+        )
+    return {}
 
 
 def _spare_collections() -> None:
