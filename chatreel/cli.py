@@ -289,6 +289,9 @@ def record(
     force_usage: Annotated[
         bool, typer.Option("--force-usage", help="Ask the server for token counts where clients do not; they see no change.")
     ] = False,
+    keep_text: Annotated[
+        bool, typer.Option("--keep-text", help="Also write prompts and answers IN CLEAR, to OUT.text.jsonl (0600).")
+    ] = False,
     key: Annotated[Path | None, typer.Option(help="Key of an earlier recording, to compare with it; else a new one.")] = None,
     mode: Annotated[Mode, typer.Option(help="forward: a forward proxy that reads TLS, to --allow-host only.")] = Mode.REVERSE,
     allow_host: Annotated[list[str] | None, typer.Option(help="host or host:port that a forward proxy may reach.")] = None,
@@ -320,6 +323,7 @@ def record(
         model_tokenizers=model_tokenizers,
         chunk_times=chunk_times,
         force_usage=force_usage,
+        keep_text=keep_text,
         key_path=str(key) if key else None,
         workers=workers,
     )

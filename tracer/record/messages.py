@@ -22,6 +22,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     source_format: str = LIVE
     tokenize_urls: dict[str, str] = {}  # of upstreams that are asked for token ids, by name
     upstream_ca: str | None = None
+    keep_text: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="started"):
@@ -127,6 +128,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     template: str
     block_tokens: int
     source_format: str = LIVE  # else a capture's: arrivals are wall clock, and the trace begins at the first
+    keeps_text: bool = False  # in segments of their own
 
 
 class Row(msgspec.Struct, kw_only=True, tag="row"):

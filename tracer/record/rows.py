@@ -17,6 +17,7 @@ from tracer.record.messages import Ended, Row, Started
 from tracer.record.privacy import Hasher, Tokens, as_tokens
 from tracer.record.prompts import ChatOutlines, Part, PromptEncoder, sized
 from tracer.record.states import TailIndex, chat_extends, chat_states
+from tracer.record.texts import TextWriter
 from tracer.schema import BASE_BLOCK_TOKENS, ItlSummary
 from tracer.tokens import Tokenizer, media_kinds
 from tracer.wire import APIS, COMPLETIONS
@@ -65,11 +66,13 @@ class RowBuilder:
         chunk_times: bool,
         by_model: Mapping[str, Tokenizer | None] | None = None,
         server: "ServerTokens | None" = None,
+        texts: TextWriter | None = None,
     ) -> None:
         """`by_model`: tokenizers of models that have one of their own, by the name that requests give. None: the server."""
         self.counts: Counter[str] = Counter()
         self._hasher = hasher
         self.server = server
+        self.texts = texts
         self._prompts = PromptEncoder(tokenizer, hasher) if tokenizer is not None else None
         self._by_model = {
             model: PromptEncoder(one, hasher) if one is not None else None for model, one in (by_model or {}).items()
@@ -88,6 +91,8 @@ class RowBuilder:
         except Exception:  # anything a client can send; the row then has times and sizes only
             self.counts["requests_unreadable"] += 1
             return pending
+        if self.texts is not None:
+            self.texts.asked(started, body)
         pending.asked = _asked(body)
         user = (body.user or "").encode()
         if started.credential or user:
@@ -103,6 +108,8 @@ class RowBuilder:
     def end(self, pending: Pending | None, ended: Ended) -> Row:
         facts = ended.facts
         pending = pending or Pending()
+        if self.texts is not None:
+            self.texts.answered(ended)
         self._take_prompt(pending)
         if pending.tokens is None and facts.prompt_token_ids and pending.root:
             self._hash_prompt(pending, as_tokens(facts.prompt_token_ids))
@@ -136,6 +143,8 @@ class RowBuilder:
     def _session(self, started: Started, body: RequestBody, user: bytes) -> bytes | None:
         if started.session_header:
             return self._hasher.session(b"header", started.session_header, user)
+        if body.conversation:  # before the cache key, which many conversations may share
+            return self._hasher.session(b"conversation", body.conversation.encode())
         if body.prompt_cache_key:
             return self._hasher.session(b"key", body.prompt_cache_key.encode(), user)
         return None
@@ -152,8 +161,8 @@ class RowBuilder:
         return any(one is not None and not one.done() for one in (pending.prompt_to_come, pending.answer_to_come))
 
     def _tokenize(self, pending: Pending, started: Started, body: RequestBody) -> None:
-        if body.previous_response_id:
-            pending.extends = [self._response(body.previous_response_id)]
+        if body.previous_response_id or body.conversation:
+            pending.extends = [self._response(body.previous_response_id)] if body.previous_response_id else []
             self.counts["prompts_held_by_server"] += 1
             return
         prompts = self._by_model.get(body.model or "", self._prompts)

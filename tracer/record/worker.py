@@ -39,6 +39,7 @@ from tracer.record.messages import (
 )
 from tracer.record.privacy import Hasher, load_key
 from tracer.record.rows import Pending, RowBuilder
+from tracer.record.texts import TextWriter
 from tracer.record.writer import SegmentWriter, lock_folder
 from tracer.schema import BASE_BLOCK_TOKENS
 from tracer.tokens import BUILT_IN, Tokenizer, load_tokenizer
@@ -139,6 +140,8 @@ class Worker:
         self._figures.tick(now_ns)
         self._write_totals()
         self._writer.tick(now_ns)
+        if self._builder.texts is not None:
+            self._builder.texts.segments.tick(now_ns)
 
     def _write_late(self) -> None:
         late, self._late = self._late, []
@@ -155,12 +158,16 @@ class Worker:
         if self._builder.server is not None:
             self._builder.server.close(LAST_TOKENS_S)
         self._write_late()
+        if self._builder.texts is not None:
+            self._builder.texts.segments.close()
         self._write_totals()
         self._writer.close()
 
     def counts(self) -> dict[str, int]:
         own = self._before + self._builder.counts
         own["rows_lost_on_disk"] += self._writer.rows_lost
+        if (texts := self._builder.texts) is not None:
+            own["texts_lost"] += texts.failures + texts.segments.rows_lost
         return {name: count for name, count in {**self._told, **own}.items() if count}
 
     def report(self, *, is_final: bool = False) -> Report:
@@ -205,8 +212,10 @@ def build(config: WorkerConfig, now_ns: int) -> Worker:
         template="chatml" if tokenizer is not None and tokenizer.template is None else "own",
         block_tokens=BASE_BLOCK_TOKENS,
         source_format=config.source_format,
+        keeps_text=config.keep_text,
     )
-    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times, by_model=by_model, server=server)
+    texts = TextWriter(Path(config.folder), now_ns) if config.keep_text else None
+    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times, by_model=by_model, server=server, texts=texts)
     writer = SegmentWriter(Path(config.folder), _pack(header), now_ns)
     return Worker(builder, writer, config.counts)
 
