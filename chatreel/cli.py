@@ -282,11 +282,16 @@ def record(
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 9000,
     tokenizer: Annotated[
         list[str] | None,
-        typer.Option(help="cl100k (default), o200k, a tokenizer.json or a model's folder; for one model: MODEL=..."),
+        typer.Option(
+            help="cl100k (default), o200k, a tokenizer.json, a model's folder, server (its /tokenize); for one: MODEL=..."
+        ),
     ] = None,
     chunk_times: Annotated[bool, typer.Option("--chunk-times", help="Also keep the time of every chunk.")] = False,
     force_usage: Annotated[
         bool, typer.Option("--force-usage", help="Ask the server for token counts where clients do not; they see no change.")
+    ] = False,
+    keep_text: Annotated[
+        bool, typer.Option("--keep-text", help="Also write prompts and answers IN CLEAR, to OUT.text.jsonl (0600).")
     ] = False,
     key: Annotated[Path | None, typer.Option(help="Key of an earlier recording, to compare with it; else a new one.")] = None,
     mode: Annotated[Mode, typer.Option(help="forward: a forward proxy that reads TLS, to --allow-host only.")] = Mode.REVERSE,
@@ -319,6 +324,7 @@ def record(
         model_tokenizers=model_tokenizers,
         chunk_times=chunk_times,
         force_usage=force_usage,
+        keep_text=keep_text,
         key_path=str(key) if key else None,
         workers=workers,
     )

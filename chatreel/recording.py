@@ -14,6 +14,7 @@ from tracer.errors import TraceError
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.recording import record
 from tracer.record.session import RecordConfig, RecordStats
+from tracer.record.texts import TEXT_WARNING
 
 
 def run_record(config: RecordConfig, prometheus_port: int | None, err: Console) -> Iterator[str]:
@@ -36,7 +37,9 @@ def run_record(config: RecordConfig, prometheus_port: int | None, err: Console) 
             page.stats = stats
             view.show(stats)
 
-        result = record(config, ready, show, lambda text: say(f"warning: {text}", "yellow"))
+        result = record(
+            config, ready, show, lambda text: say(f"warning: {text}", "bold red" if text.startswith(TEXT_WARNING) else "yellow")
+        )
     yield from _ended(result.rows, str(result.path), result.losses)
 
 

@@ -30,6 +30,7 @@ _SESSION = SESSION_HEADER.encode()
 _CREDENTIALS = tuple(name.encode() for name in CREDENTIAL_HEADERS)
 SILENCE_S = 3600  # a long queue or prefill sends nothing; mitmproxy's default cuts after 600 s
 BACKLOG = 1024
+REFUSED = 403
 GAVE_UP = 502  # what mitmproxy tells a client whose upstream has not answered
 LAST_WRITE_S = 0.2  # the end-of-body marker goes out after the hook that tells us of the end
 
@@ -59,7 +60,7 @@ class RecorderAddon:
 
     sink: Sink
     now_ns: Callable[[], int]
-    routes: Routes | AllowList
+    routes: Routes | AllowList | None  # None: requests go where they go
     forces_usage: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     seen: int = 0  # requests of the recorded endpoints
@@ -70,6 +71,10 @@ class RecorderAddon:
         """The client of a forward proxy wants a tunnel; what passes in it is decrypted and comes as requests."""
         if isinstance(self.routes, AllowList) and not self.routes.allows(flow.request.host, flow.request.port):
             self._refuse(flow)
+
+    def http_connect_error(self, flow: "HTTPFlow") -> None:
+        if flow.response is None or flow.response.status_code != REFUSED:
+            self.counts["upstreams_unreachable"] += 1
 
     def requestheaders(self, flow: "HTTPFlow") -> None:
         self.under_way.add(flow.id)
@@ -91,6 +96,8 @@ class RecorderAddon:
         if isinstance(self.routes, AllowList):
             is_allowed = self.routes.allows_request(request.host, request.port, request.host_header)
             return f"{request.host}:{request.port}" if is_allowed else None
+        if self.routes is None:
+            return f"{request.host}:{request.port}"
         host_header = request.host_header or "" if self.routes.others else ""
         upstream, path = self.routes.pick(host_header, request.path)
         if path != request.path:
@@ -104,7 +111,7 @@ class RecorderAddon:
         from mitmproxy.http import Response
 
         self.counts["refused"] += 1
-        flow.response = Response.make(403, b"chatreel: this host is not on the list of allowed ones\n")
+        flow.response = Response.make(REFUSED, b"chatreel: this host is not on the list of allowed ones\n")
 
     def request(self, flow: "HTTPFlow") -> None:
         live = self._live.get(flow.id)
@@ -160,6 +167,7 @@ class RecorderAddon:
                 encoding=headers.get(b"content-encoding", b"").decode("latin-1"),
                 credential=next((value for value in credentials if value), b""),
                 session_header=headers.get(_SESSION, b""),
+                upstream=live.upstream,
             )
         )
 
@@ -268,6 +276,7 @@ class Proxy:
         except OSError as error:
             raise TraceError(f"cannot write here: {error.strerror}", path=str(self._ca_folder)) from error
         routes = self._addon.routes
+        assert routes is not None
         master = Master(
             options.Options(
                 mode=["regular" if isinstance(routes, AllowList) else f"reverse:{routes.default.origin}"],
@@ -281,8 +290,14 @@ class Proxy:
         # The whole default set costs as much as the proxy itself; Block refuses clients with public addresses.
         others = (core.Core(), block.Block(), disable_h2c.DisableH2C(), next_layer.NextLayer(), tlsconfig.TlsConfig())
         master.addons.add(*others, server, self._addon)
-        # Lazy: a dead upstream is a 502 and an `error` hook; with eager the client gets a reset and we hear nothing.
-        master.options.update(connection_strategy="lazy", tcp_timeout=SILENCE_S, websocket=False)
+        master.options.update(tcp_timeout=SILENCE_S, websocket=False)
+        if isinstance(routes, AllowList):
+            # Eager: the client gets HTTP/2 if the upstream has it. Over an HTTP/1 upstream, mitmproxy would let a client's
+            # connection have five requests under way and make all others wait.
+            master.options.update(connection_strategy="eager")
+        else:
+            # Lazy: a dead upstream is a 502 and an `error` hook; with eager the client gets a reset and we hear nothing.
+            master.options.update(connection_strategy="lazy", http2=False)
         if isinstance(routes, Routes) and routes.others:
             master.options.update(keep_host_header=True)  # so that the hook sees which host was meant; it sets its own
         self._master = master

@@ -230,7 +230,10 @@ class Channel:
             self._worker_gone()
             return
         for payload in self._frames.feed(data):
+            trouble = self.report.trouble
             self.report = msgspec.msgpack.decode(payload, type=Report)
+            if self.report.trouble is not None and self.report.trouble != trouble:
+                self._warn(self.report.trouble)
             self._changed.set()
 
     def _spawn(self) -> None:

@@ -22,11 +22,12 @@ from tracer.blocks import DenseIds
 from tracer.errors import TraceError
 from tracer.record.messages import LIVE, Begun, Header, Row, Totals
 from tracer.record.privacy import DIGEST_BYTES
+from tracer.record.texts import NOTE, join_texts, texts_path
 from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths, series_folders
 from tracer.retries import RetryLinker
 from tracer.schema import COLUMNS, Footer, HashScheme, Request, Segment
 from tracer.sessions import SessionLinker, Turn
-from tracer.tracefile import TraceWriter
+from tracer.tracefile import TraceWriter, read_footer
 
 LOCK_WAIT_S = 10.0  # a recorder that was killed leaves a worker that still writes for a moment
 _OPEN_FILES = 16
@@ -91,14 +92,17 @@ def compact(
     if not folder.is_dir():
         raise TraceError("no recording here", path=str(source), wanted="a .segments folder")
     path = Path(out) if out is not None else folder.with_suffix(".parquet")
-    if path.exists():
-        raise TraceError("this trace exists already", path=str(path), next_step="Choose another -o path")
+    for one in (path, texts_path(path)):
+        if one.exists():
+            raise TraceError("this trace exists already", path=str(one), next_step="Choose another -o path")
     with ExitStack() as locks:
         # Lengths and times alone can tell a known text, so the trace is its owner's (0600).
         locks.callback(os.umask, os.umask(0o077))
         for one in series_folders(folder):
             locks.callback(os.close, lock_folder(one, LOCK_WAIT_S))
         result = _compact(folder, path, counts or {})
+        if texts_path(path).name == read_footer(path).notes.get(NOTE):
+            join_texts(series_folders(folder), path)
     if not keep_segments:
         shutil.rmtree(folder)
     return result
@@ -121,6 +125,8 @@ def _compact(folder: Path, path: Path, counts: Mapping[str, int]) -> CompactResu
     is_live = index.header.source_format == LIVE
     zero_ns = 0 if is_live else min(index.arrivals_ns, default=0)
     footer = _footer(index.header, kept, zero_ns)
+    if index.header.keeps_text:
+        footer = replace(footer, notes={NOTE: texts_path(path).name})
     if not is_live:  # many logs know whole seconds only
         footer = replace(footer, time_grid_ns=time_grid_ns(index.arrivals_ns[:_GRID_STAMPS]))
     with TraceWriter(path, footer) as writer:

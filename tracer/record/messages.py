@@ -5,6 +5,7 @@ import msgspec
 from tracer.record.exchange import ExchangeFacts
 
 LIVE = "chatreel"
+SERVER_TOKENIZER = "server"  # token ids come from the upstream
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     producer: str
     counts: dict[str, int] = {}  # of workers before this one
     source_format: str = LIVE
+    tokenize_urls: dict[str, str] = {}  # of upstreams that are asked for token ids, by name
+    upstream_ca: str | None = None
+    keep_text: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="started"):
@@ -31,6 +35,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="s
     encoding: str = ""
     credential: bytes = b""
     session_header: bytes = b""
+    upstream: str = ""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="answered"):
@@ -104,6 +109,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int] = {}
     figures: Figures = Figures()
     disk_error: str | None = None
+    trouble: str | None = None  # what else a user must know
     failed: str | None = None  # the worker could not start
     is_final: bool = False
 
@@ -122,6 +128,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     template: str
     block_tokens: int
     source_format: str = LIVE  # else a capture's: arrivals are wall clock, and the trace begins at the first
+    keeps_text: bool = False  # in segments of their own
 
 
 class Row(msgspec.Struct, kw_only=True, tag="row"):

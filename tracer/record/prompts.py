@@ -26,18 +26,17 @@ class PromptEncoder:
         self._opening = as_tokens(encode_chat(tokenizer, [])[-1]) if tokenizer.template is None else as_tokens([])
         self._cache: OrderedDict[bytes, Tokens] = OrderedDict()
         self._cached_bytes = 0
-        self._tool_cache: dict[bytes, list[tuple[bytes, int]]] = {}
+        self._outlines = ChatOutlines(hasher)
 
     def chat(self, body: RequestBody) -> tuple[Tokens, list[bytes], list[Part]]:
         """(tokens of the rendered prompt, a digest per message, the prompt's parts: tools first, then messages)."""
         messages = body.messages or []
-        packed = [msgspec.msgpack.encode(message) for message in messages]
-        digests = [self._hasher.message(one) for one in packed]
-        tools = self._tool_parts(body.tools) if body.tools else []
         if self.tokenizer.template is not None:  # a message's tokens may depend on its neighbours
+            digests, outline = self._outlines.of(body)
             tokens = as_tokens(encode_chat(self.tokenizer, messages, body.tools)[0])
-            sizes = _shared_out(len(tokens), [size for _, size in tools] + [len(one) for one in packed])
-            return tokens, digests, _parts(messages, digests, tools, sizes)
+            return tokens, digests, sized(outline, len(tokens))
+        digests = [self._hasher.message(msgspec.msgpack.encode(message)) for message in messages]
+        tools = self._outlines.tools(body.tools)
         parts = [self._message(digest, message) for digest, message in zip(digests, messages, strict=True)]
         sizes = [len(one) for one in parts]
         if body.tools:
@@ -62,18 +61,6 @@ class PromptEncoder:
             self._cache.move_to_end(digest)
         return found
 
-    def _tool_parts(self, tools: list[object]) -> list[tuple[bytes, int]]:
-        """(digest, bytes) of each. Clients send the same ones with every request."""
-        whole = msgspec.msgpack.encode(tools)
-        found = self._tool_cache.get(whole)
-        if found is None:
-            packed = [msgspec.msgpack.encode(tool) for tool in tools]
-            found = [(self._hasher.message(b"tool", one), len(one)) for one in packed]
-            if len(self._tool_cache) >= MAX_TOOL_LISTS:
-                self._tool_cache.pop(next(iter(self._tool_cache)))
-            self._tool_cache[whole] = found
-        return found
-
     def _tools(self, tools: list[object]) -> Tokens:
         digest = self._hasher.message(b"tools", msgspec.msgpack.encode(tools))
         found = self._cache.get(digest)
@@ -90,6 +77,36 @@ class PromptEncoder:
             self._cached_bytes -= oldest.nbytes + ENTRY_BYTES
 
 
+class ChatOutlines:
+    """Of a chat what needs no tokens."""
+
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+        self._tools: dict[bytes, list[tuple[bytes, int]]] = {}
+
+    def of(self, body: RequestBody) -> tuple[list[bytes], list[Part]]:
+        """(a digest per message, the prompt's parts with bytes for tokens)."""
+        messages = body.messages or []
+        packed = [msgspec.msgpack.encode(message) for message in messages]
+        digests = [self._hasher.message(one) for one in packed]
+        tools = self.tools(body.tools)
+        return digests, _parts(messages, digests, tools, [size for _, size in tools] + [len(one) for one in packed])
+
+    def tools(self, tools: list[Any] | None) -> list[tuple[bytes, int]]:
+        """(digest, bytes) of each. Clients send the same ones with every request."""
+        if not tools:
+            return []
+        whole = msgspec.msgpack.encode(tools)
+        found = self._tools.get(whole)
+        if found is None:
+            packed = [msgspec.msgpack.encode(tool) for tool in tools]
+            found = [(self._hasher.message(b"tool", one), len(one)) for one in packed]
+            if len(self._tools) >= MAX_TOOL_LISTS:
+                self._tools.pop(next(iter(self._tools)))
+            self._tools[whole] = found
+        return found
+
+
 def _parts(messages: list[dict[str, Any]], digests: list[bytes], tools: list[tuple[bytes, int]], sizes: list[int]) -> list[Part]:
     """What comes after the last answer is new; a system prompt is one wherever it stands."""
     found: list[Part] = [("system", "tools", size, digest) for (digest, _), size in zip(tools, sizes, strict=False)]
@@ -100,6 +117,12 @@ def _parts(messages: list[dict[str, Any]], digests: list[bytes], tools: list[tup
         kind = "system" if name in ("system", "developer") else "user" if k > answered else "history"
         found.append((name, kind, size, digest))
     return found
+
+
+def sized(outline: list[Part], total: int) -> list[Part]:
+    """Its bytes as shares of `total` tokens."""
+    sizes = _shared_out(total, [size for _, _, size, _ in outline])
+    return [(role, kind, size, digest) for (role, kind, _, digest), size in zip(outline, sizes, strict=True)]
 
 
 def _shared_out(total: int, weights: list[int]) -> list[int]:

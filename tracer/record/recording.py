@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from tracer.limits import lift_file_limit
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import WorkerConfig
 from tracer.record.privacy import create_key, load_key
-from tracer.record.session import RecordConfig, RecordStats, Session, routes
+from tracer.record.session import RecordConfig, RecordStats, Session, tokenize_urls
 from tracer.record.supervisor import Supervisor
+from tracer.record.texts import texts_path, warning
 
 
 class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,31 +46,45 @@ def record(
     if config.workers < 1:
         raise TraceError("not a number of workers", seen=str(config.workers), wanted="1 or more")
     warn = on_warning or _to_stderr
-    out = Path(config.out)
-    routes(config)  # a fault in them is told before anything is written
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
-    lift_file_limit()  # each request under way holds two connections
-    folder, key_path = _lay_out(out, config.key_path)
-    started_ns = time.monotonic_ns()
-    worker = WorkerConfig(
-        folder=str(folder),
-        key_path=str(key_path),
-        tokenizer=config.tokenizer,
-        model_tokenizers=config.model_tokenizers,
-        chunk_times=config.chunk_times,
-        epoch_ns=time.time_ns(),
-        producer=f"chatreel {metadata.version('chatreel')}",
-    )
+    if config.keep_text:
+        warn(warning(Path(config.out)))
+    worker, started_ns = prepare(config, tokenize_urls(config)), time.monotonic_ns()
     kind = Session if config.workers == 1 else Supervisor
     session = kind(config, worker, warn, on_stats or (lambda _: None), started_ns)
     try:
         # With asyncio's own loop a stream's chunks pass a tenth later than through a plain mitmproxy: bench/recorder.py
         uvloop.run(session.run(on_ready or (lambda _: None)))
     except TraceError:
-        _take_back(folder, key_path if config.key_path is None else None)
+        take_back(config, worker)
         raise
+    return finish(config, worker, session, warn)
+
+
+def prepare(config: RecordConfig, tokenize_urls: Mapping[str, str]) -> WorkerConfig:
+    """Key and folder of segments stand afterwards. Raises TraceError."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
+    lift_file_limit()  # each request under way holds two connections
+    folder, key_path = _lay_out(Path(config.out), config.key_path)
+    return WorkerConfig(
+        folder=str(folder),
+        key_path=str(key_path),
+        tokenizer=config.tokenizer,
+        model_tokenizers=config.model_tokenizers,
+        chunk_times=config.chunk_times,
+        tokenize_urls=dict(tokenize_urls),
+        upstream_ca=config.upstream_ca,
+        keep_text=config.keep_text,
+        epoch_ns=time.time_ns(),
+        producer=f"chatreel {metadata.version('chatreel')}",
+    )
+
+
+def finish(
+    config: RecordConfig, worker: WorkerConfig, session: Session | Supervisor, warn: Callable[[str], None]
+) -> RecordResult:
+    """The trace, once the session is closed."""
     _warn_of_losses(session.stats(), warn)
-    result = compact(folder, out, counts=session.counts())
+    result = compact(worker.folder, config.out, counts=session.counts())
     return RecordResult(path=str(result.path), rows=result.rows, losses=result.losses)
 
 
@@ -87,8 +102,9 @@ def _lay_out(out: Path, key_path: str | None) -> tuple[Path, Path]:
     folder = segments_folder(out)
     if out.suffix != ".parquet":
         raise TraceError("a trace is a Parquet file", seen=str(out), wanted="a path that ends in .parquet")
-    if out.exists():
-        raise TraceError("this trace exists already", path=str(out), next_step="Choose another -o path")
+    for path in (out, texts_path(out)):
+        if path.exists():
+            raise TraceError("this trace exists already", path=str(path), next_step="Choose another -o path")
     if folder.exists():
         raise TraceError(
             "an unfinished recording stands here",
@@ -108,11 +124,11 @@ def _lay_out(out: Path, key_path: str | None) -> tuple[Path, Path]:
     return folder, key
 
 
-def _take_back(folder: Path, key: Path | None) -> None:
+def take_back(config: RecordConfig, worker: WorkerConfig) -> None:
     """A recording that never began leaves nothing behind."""
-    shutil.rmtree(folder)
-    if key is not None:
-        key.unlink(missing_ok=True)
+    shutil.rmtree(worker.folder)
+    if config.key_path is None:
+        Path(worker.key_path).unlink(missing_ok=True)
 
 
 class RecorderProcess:

@@ -7,7 +7,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -15,12 +15,16 @@ import numpy as np
 from tracer.record.exchange import ExchangeFacts, decoder
 from tracer.record.messages import Ended, Row, Started
 from tracer.record.privacy import Hasher, Tokens, as_tokens
-from tracer.record.prompts import Part, PromptEncoder
+from tracer.record.prompts import ChatOutlines, Part, PromptEncoder, sized
 from tracer.record.states import TailIndex, chat_extends, chat_states
+from tracer.record.texts import TextWriter
 from tracer.schema import BASE_BLOCK_TOKENS, ItlSummary
 from tracer.tokens import Tokenizer, media_kinds
 from tracer.wire import APIS, COMPLETIONS
-from tracer.wire.openai import RequestBody
+from tracer.wire.openai import RequestBody, text_prompt, token_prompt
+
+if TYPE_CHECKING:
+    from tracer.record.server_tokens import Question, ServerTokens, TokensToCome
 
 LOCAL_INPUT_TOKENS = "tokenizer_input_tokens"  # in source_extra, where the server counts otherwise
 _INT32 = 2**31 - 1
@@ -46,19 +50,34 @@ class Pending(msgspec.Struct, kw_only=True):
     client: bytes | None = None
     body: bytes | None = None
     tokenizer: Any = None  # a Tokenizer
+    question: "Question | None" = None  # where the upstream is the tokenizer
+    prompt_to_come: "TokensToCome | None" = None
+    answer_to_come: "TokensToCome | None" = None
 
 
 class RowBuilder:
     """Stateful only for speed and links: message tokens seen before, ends of raw prompts seen before."""
 
     def __init__(
-        self, tokenizer: Tokenizer, hasher: Hasher, *, chunk_times: bool, by_model: Mapping[str, Tokenizer] | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        hasher: Hasher,
+        *,
+        chunk_times: bool,
+        by_model: Mapping[str, Tokenizer | None] | None = None,
+        server: "ServerTokens | None" = None,
+        texts: TextWriter | None = None,
     ) -> None:
-        """`by_model`: tokenizers of models that have one of their own, by the name that requests give."""
+        """`by_model`: tokenizers of models that have one of their own, by the name that requests give. None: the server."""
         self.counts: Counter[str] = Counter()
         self._hasher = hasher
-        self._prompts = PromptEncoder(tokenizer, hasher)
-        self._by_model = {model: PromptEncoder(one, hasher) for model, one in (by_model or {}).items()}
+        self.server = server
+        self.texts = texts
+        self._prompts = PromptEncoder(tokenizer, hasher) if tokenizer is not None else None
+        self._by_model = {
+            model: PromptEncoder(one, hasher) if one is not None else None for model, one in (by_model or {}).items()
+        }
+        self._outlines = ChatOutlines(hasher)
         self._tails = TailIndex()
         self._chunk_times = chunk_times
 
@@ -72,6 +91,8 @@ class RowBuilder:
         except Exception:  # anything a client can send; the row then has times and sizes only
             self.counts["requests_unreadable"] += 1
             return pending
+        if self.texts is not None:
+            self.texts.asked(started, body)
         pending.asked = _asked(body)
         user = (body.user or "").encode()
         if started.credential or user:
@@ -79,7 +100,7 @@ class RowBuilder:
         pending.session = self._session(started, body, user)
         pending.root = self._hasher.root(body.model, body.cache_salt)
         try:
-            self._tokenize(pending, started.endpoint, body)
+            self._tokenize(pending, started, body)
         except Exception:
             self.counts["prompts_unreadable"] += 1
         return pending
@@ -87,9 +108,12 @@ class RowBuilder:
     def end(self, pending: Pending | None, ended: Ended) -> Row:
         facts = ended.facts
         pending = pending or Pending()
+        if self.texts is not None:
+            self.texts.answered(ended)
+        self._take_prompt(pending)
         if pending.tokens is None and facts.prompt_token_ids and pending.root:
             self._hash_prompt(pending, as_tokens(facts.prompt_token_ids))
-        answer = self._answer_tokens(pending.tokenizer or self._prompts.tokenizer, facts) if pending.rest is not None else None
+        answer = self._answer_tokens(pending, facts) if pending.rest is not None else None
         output_hashes, output_tail = self._hash_answer(pending, answer)
         self._count_drift(pending, facts)
         row: dict[str, object] = {
@@ -119,6 +143,8 @@ class RowBuilder:
     def _session(self, started: Started, body: RequestBody, user: bytes) -> bytes | None:
         if started.session_header:
             return self._hasher.session(b"header", started.session_header, user)
+        if body.conversation:  # before the cache key, which many conversations may share
+            return self._hasher.session(b"conversation", body.conversation.encode())
         if body.prompt_cache_key:
             return self._hasher.session(b"key", body.prompt_cache_key.encode(), user)
         return None
@@ -126,14 +152,25 @@ class RowBuilder:
     def _response(self, response_id: str) -> bytes:
         return self._hasher.message(b"response", response_id.encode())
 
-    def _tokenize(self, pending: Pending, endpoint: str, body: RequestBody) -> None:
-        if body.previous_response_id:
-            pending.extends = [self._response(body.previous_response_id)]
+    def awaits(self, pending: Pending, facts: ExchangeFacts) -> bool:
+        """Whether tokens are still to come from the server, which now also has to say those of the answer."""
+        if pending.question is None:
+            return False
+        if pending.answer_to_come is None and facts.token_ids is None and (text := _answer_text(facts)):
+            pending.answer_to_come = pending.question.answer(text)
+        return any(one is not None and not one.done() for one in (pending.prompt_to_come, pending.answer_to_come))
+
+    def _tokenize(self, pending: Pending, started: Started, body: RequestBody) -> None:
+        if body.previous_response_id or body.conversation:
+            pending.extends = [self._response(body.previous_response_id)] if body.previous_response_id else []
             self.counts["prompts_held_by_server"] += 1
             return
         prompts = self._by_model.get(body.model or "", self._prompts)
+        if prompts is None:
+            self._ask_server(pending, started, body)
+            return
         pending.tokenizer = prompts.tokenizer
-        if endpoint != COMPLETIONS:
+        if started.endpoint != COMPLETIONS:
             tokens, digests, pending.parts = prompts.chat(body)
             pending.chat, pending.extends = chat_extends(self._hasher, body.messages or [], digests)
         else:
@@ -144,6 +181,39 @@ class RowBuilder:
             tokens = found
         self._hash_prompt(pending, tokens)
 
+    def _ask_server(self, pending: Pending, started: Started, body: RequestBody) -> None:
+        assert self.server is not None
+        question = pending.question = self.server.question(started.upstream, body.model, started.credential)
+        size = len(started.body or b"")
+        if started.endpoint != COMPLETIONS:
+            digests, pending.parts = self._outlines.of(body)
+            pending.chat, pending.extends = chat_extends(self._hasher, body.messages or [], digests)
+            pending.prompt_to_come = question.chat(started.endpoint, body, size) if question is not None else None
+        elif (ids := token_prompt(body.prompt)) is not None:
+            self._hash_prompt(pending, as_tokens(ids))
+            return
+        elif (text := text_prompt(body.prompt)) is not None:
+            pending.prompt_to_come = question.prompt(text) if question is not None else None
+        else:
+            self.counts["prompts_of_several"] += body.prompt is not None
+            return
+        if pending.prompt_to_come is None:
+            self.counts["prompts_not_tokenized"] += 1
+            pending.parts = []
+
+    def _take_prompt(self, pending: Pending) -> None:
+        """What the server has said of it; without, the row has no blocks."""
+        if pending.prompt_to_come is None:
+            return
+        try:
+            tokens = pending.prompt_to_come.result(timeout=0)
+        except Exception:  # whatever a server and a network can do
+            self.counts["prompts_not_tokenized"] += 1
+            pending.parts = []
+            return
+        self._hash_prompt(pending, tokens)
+        pending.parts = sized(pending.parts, len(tokens))
+
     def _hash_prompt(self, pending: Pending, tokens: Tokens) -> None:
         pending.tokens = len(tokens)
         pending.input_hashes = self._hasher.chain(pending.root, tokens)
@@ -153,14 +223,20 @@ class RowBuilder:
         if pending.chat is None:
             pending.extends = self._tails.extended(self._hasher, pending.root, pending.input_hashes, tokens)
 
-    def _answer_tokens(self, tokenizer: Tokenizer, facts: ExchangeFacts) -> Tokens | None:
+    def _answer_tokens(self, pending: Pending, facts: ExchangeFacts) -> Tokens | None:
         """The server's own ids, else our tokens of its text; None where an error or a bound left us without."""
         if facts.token_ids is not None:
             return as_tokens(facts.token_ids)
-        text = facts.reasoning + facts.text + facts.tool_text
-        if not text or facts.is_truncated:
+        if not (text := _answer_text(facts)):
             return None
-        return as_tokens(tokenizer.encode(text))
+        tokenizer = pending.tokenizer or (self._prompts.tokenizer if self._prompts is not None else None)
+        if pending.question is None and tokenizer is not None:
+            return as_tokens(tokenizer.encode(text))
+        try:
+            return pending.answer_to_come.result(timeout=0) if pending.answer_to_come is not None else None
+        except Exception:  # whatever a server and a network can do
+            self.counts["answers_not_tokenized"] += 1
+            return None
 
     def _hash_answer(self, pending: Pending, answer: Tokens | None) -> tuple[list[bytes], bytes | None]:
         if answer is None or pending.rest is None:
@@ -189,10 +265,10 @@ class RowBuilder:
     ) -> list[bytes]:
         """Names of the states that this exchange leaves its conversation in, see sessions.py."""
         named = [self._response(facts.response_id)] if facts.response_id is not None else []
-        if pending.rest is None:
-            return named
         if pending.chat is not None:
             return named + chat_states(self._hasher, pending.chat, facts.text)
+        if pending.rest is None:
+            return named
         ends = []
         if answer is not None:
             ends.append((_last(pending, output), (len(pending.rest) + len(answer)) % BASE_BLOCK_TOKENS, output_tail))
@@ -202,6 +278,10 @@ class RowBuilder:
         for last, rest, _ in ends:
             self._tails.add(last, rest)
         return [tail or last for last, _, tail in ends]
+
+
+def _answer_text(facts: ExchangeFacts) -> str:
+    return "" if facts.is_truncated else facts.reasoning + facts.text + facts.tool_text
 
 
 def _last(pending: Pending, output: list[bytes]) -> bytes:

@@ -14,7 +14,7 @@ from tracer.errors import TraceError
 from tracer.record.addon import Proxy, RecorderAddon
 from tracer.record.channel import QUEUE_BYTES, Channel
 from tracer.record.figures import together
-from tracer.record.messages import Counted, Figures, WorkerConfig
+from tracer.record.messages import SERVER_TOKENIZER, Counted, Figures, WorkerConfig
 from tracer.record.routes import AllowList, Routes, parse_allow_list, parse_routes
 
 STATS_S = 1.0
@@ -38,6 +38,7 @@ class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunk_times: bool = False
     force_usage: bool = False  # ask the server for usage where the client does not, and keep it from the client
     key_path: str | None = None  # an existing key, to make traces that can be compared; else a new one beside `out`
+    keep_text: bool = False  # prompts and answers in clear, in a file of their own
     drain_s: float = 30.0  # how long requests under way may take to end after the stop signal
     queue_bytes: int = QUEUE_BYTES  # per proxy
     workers: int = 1  # proxies with a writer each, all on one port
@@ -51,6 +52,21 @@ def routes(config: RecordConfig) -> Routes | AllowList:
     if config.forward:
         return parse_allow_list(config.allow_hosts)
     return parse_routes(given)
+
+
+def tokenize_urls(config: RecordConfig) -> dict[str, str]:
+    """Where to ask for token ids, by name of the upstream. Raises TraceError for routes that are none."""
+    found = routes(config)
+    if isinstance(found, Routes):
+        upstreams = [found.default, *(route.upstream for route in found.others)]
+        return {one.name: one.origin + one.path_prefix for one in reversed(upstreams)}
+    if SERVER_TOKENIZER in (config.tokenizer, *config.model_tokenizers.values()):
+        raise TraceError(
+            "a forward proxy does not ask other hosts of its own accord",
+            seen=f"tokenizer {SERVER_TOKENIZER}",
+            wanted="a tokenizer that stands here, e.g. o200k or a model's folder",
+        )
+    return {}
 
 
 def _spare_collections() -> None:
@@ -100,35 +116,45 @@ class Session:
     async def run(self, on_ready: Callable[[str], None]) -> None:
         stop, cut = asyncio.Event(), asyncio.Event()
         watch_signals(stop, cut)
-        channel = self._channel = Channel(self._worker, self._warn, self._config.queue_bytes)
-        failed = await channel.start()
-        if failed is not None:
-            raise TraceError(f"cannot record: {failed}")
-        self._addon = RecorderAddon(channel, self._now_ns, routes(self._config), forces_usage=self._config.force_usage)
+        addon = await self.open(routes(self._config))
         ca_folder = Path(self._config.ca_folder or Path(self._worker.folder, "ca"))
-        proxy = Proxy(self._config.host, self._config.port, self._addon, ca_folder, self._config.upstream_ca)
+        proxy = Proxy(self._config.host, self._config.port, addon, ca_folder, self._config.upstream_ca)
         try:
             url = await proxy.start(share_port=self._share_port)
             _spare_collections()
             on_ready(url)
             while not await is_set(stop, STATS_S):
-                self._tick()
+                self.tick()
             await self._stop(proxy, cut)
         finally:
-            channel.tell(Counted(counts=self._own_counts()))
-            await channel.finish(WORKER_FINISH_S)
-            self._tick()
+            await self.close()
+
+    async def open(self, where: Routes | AllowList | None) -> RecorderAddon:
+        """The add-on records from now on. `where` None: where requests go is none of its business."""
+        channel = self._channel = Channel(self._worker, self._warn, self._config.queue_bytes)
+        failed = await channel.start()
+        if failed is not None:
+            raise TraceError(f"cannot record: {failed}")
+        self._addon = RecorderAddon(channel, self._now_ns, where, forces_usage=self._config.force_usage)
+        return self._addon
+
+    async def close(self) -> None:
+        assert self._channel is not None
+        self._channel.tell(Counted(counts=self._own_counts()))
+        await self._channel.finish(WORKER_FINISH_S)
+        self.tick()
 
     async def _stop(self, proxy: Proxy, cut: asyncio.Event) -> None:
         stopping = asyncio.ensure_future(proxy.stop(self._config.drain_s))
         while not stopping.done():
-            self._tick()
+            self.tick()
             if await is_set(cut, 0.2) and self._addon is not None:
                 self._addon.under_way.clear()
                 await asyncio.sleep(0.05)
         await stopping
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """To be called each second."""
         assert self._channel is not None
         self._channel.tell(Counted(counts=self._own_counts()))
         stats = self.stats()

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,6 +22,7 @@ from tracer.record.channel import Frames, framed
 from tracer.record.exchange import Exchange, ExchangeFacts
 from tracer.record.figures import LiveFigures
 from tracer.record.messages import (
+    SERVER_TOKENIZER,
     Answered,
     Begun,
     Counted,
@@ -38,12 +39,18 @@ from tracer.record.messages import (
 )
 from tracer.record.privacy import Hasher, load_key
 from tracer.record.rows import Pending, RowBuilder
+from tracer.record.texts import TextWriter
 from tracer.record.writer import SegmentWriter, lock_folder
 from tracer.schema import BASE_BLOCK_TOKENS
-from tracer.tokens import load_tokenizer
+from tracer.tokens import BUILT_IN, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from tracer.record.server_tokens import ServerTokens
 
 TICK_S = 0.25
 REPORT_NS = 500_000_000
+WANTED_TOKENIZER = f"{', '.join(BUILT_IN)}, the path of a tokenizer.json, or a model's folder"
+LAST_TOKENS_S = 15.0  # for an upstream that is asked for tokens, after the last request
 MAX_UNDER_WAY = 20_000  # requests under way; of more, the oldest surely ended unheard
 
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[ToWorker])
@@ -66,6 +73,7 @@ class Worker:
         self._writer = writer
         self._figures = LiveFigures()
         self._under_way: dict[int, _UnderWay] = {}  # by flow
+        self._late: list[tuple[Pending, Ended]] = []  # over, but for tokens that the server has yet to say
         self._before = Counter(counts)  # by workers that died
         self._told: dict[str, int] = {}  # by the proxy
         self._totals: dict[str, int] = {}
@@ -120,28 +128,46 @@ class Worker:
         )
 
     def _write(self, pending: Pending | None, ended: Ended) -> None:
+        if pending is not None and self._builder.awaits(pending, ended.facts):
+            self._late.append((pending, ended))
+            return
         row = self._builder.end(pending, ended)
         self._figures.add(row)
         self._writer.add(_pack(row))
 
     def tick(self, now_ns: int) -> None:
+        self._write_late()
         self._figures.tick(now_ns)
         self._write_totals()
         self._writer.tick(now_ns)
+        if self._builder.texts is not None:
+            self._builder.texts.segments.tick(now_ns)
+
+    def _write_late(self) -> None:
+        late, self._late = self._late, []
+        for pending, ended in late:
+            self._write(pending, ended)
 
     def close(self) -> None:
         """Requests that have not ended become rows without an end; then all is written."""
         for one in self._under_way.values():
             facts = ExchangeFacts(error_kind="recorder_stopped")
             ended = Ended(flow=one.begun.flow, arrival_ns=one.begun.arrival_ns, endpoint=one.endpoint, facts=facts)
-            self._writer.add(_pack(self._builder.end(one.pending, ended)))
+            self._write(one.pending, ended)
         self._under_way.clear()
+        if self._builder.server is not None:
+            self._builder.server.close(LAST_TOKENS_S)
+        self._write_late()
+        if self._builder.texts is not None:
+            self._builder.texts.segments.close()
         self._write_totals()
         self._writer.close()
 
     def counts(self) -> dict[str, int]:
         own = self._before + self._builder.counts
         own["rows_lost_on_disk"] += self._writer.rows_lost
+        if (texts := self._builder.texts) is not None:
+            own["texts_lost"] += texts.failures + texts.segments.rows_lost
         return {name: count for name, count in {**self._told, **own}.items() if count}
 
     def report(self, *, is_final: bool = False) -> Report:
@@ -151,6 +177,7 @@ class Worker:
             counts=self.counts(),
             figures=self._figures.figures(),
             disk_error=self._writer.error,
+            trouble=self._builder.server.trouble if self._builder.server is not None else None,
             is_final=is_final,
         )
 
@@ -173,20 +200,38 @@ def facts_of(exchange: Exchange, message: Finished) -> ExchangeFacts:
 def build(config: WorkerConfig, now_ns: int) -> Worker:
     """Raises TraceError for a tokenizer or key that cannot be used."""
     hasher = Hasher(load_key(Path(config.key_path)))
-    tokenizer = load_tokenizer(config.tokenizer)
-    by_model = {model: load_tokenizer(name) for model, name in config.model_tokenizers.items()}
+    names = {"": config.tokenizer, **config.model_tokenizers}
+    server = _server_tokens(config) if SERVER_TOKENIZER in names.values() else None
+    tokenizer, *others = (load_tokenizer(name) if name != SERVER_TOKENIZER else None for name in names.values())
+    by_model = dict(zip(config.model_tokenizers, others, strict=True))
     header = Header(
         producer=config.producer,
         epoch_ns=config.epoch_ns,
         key_id=hasher.key_id,
-        tokenizer="; ".join([tokenizer.name, *(f"{model}={one.name}" for model, one in by_model.items())]),
-        template="chatml" if tokenizer.template is None else "own",
+        tokenizer="; ".join([_name(tokenizer), *(f"{model}={_name(one)}" for model, one in by_model.items())]),
+        template="chatml" if tokenizer is not None and tokenizer.template is None else "own",
         block_tokens=BASE_BLOCK_TOKENS,
         source_format=config.source_format,
+        keeps_text=config.keep_text,
     )
-    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times, by_model=by_model)
+    texts = TextWriter(Path(config.folder), now_ns) if config.keep_text else None
+    builder = RowBuilder(tokenizer, hasher, chunk_times=config.chunk_times, by_model=by_model, server=server, texts=texts)
     writer = SegmentWriter(Path(config.folder), _pack(header), now_ns)
     return Worker(builder, writer, config.counts)
+
+
+def _server_tokens(config: WorkerConfig) -> "ServerTokens":
+    from tracer.record.server_tokens import ServerTokens  # its HTTP client takes a while to import
+
+    if not config.tokenize_urls:
+        raise TraceError("there is no server to ask for tokens", seen=f"tokenizer {SERVER_TOKENIZER}", wanted=WANTED_TOKENIZER)
+    server = ServerTokens(config.tokenize_urls, config.upstream_ca)
+    server.probe()
+    return server
+
+
+def _name(tokenizer: Tokenizer | None) -> str:
+    return tokenizer.name if tokenizer is not None else SERVER_TOKENIZER
 
 
 def serve(connection: socket.socket) -> None:

@@ -184,6 +184,10 @@ class RequestBody(msgspec.Struct):
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None  # Responses: what came before stands on the server only
+    conversation: str | None = None  # Responses: as well, by its id
+    chat_template_kwargs: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
 
     @property
     def output_limit(self) -> int | None:

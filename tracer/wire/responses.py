@@ -70,6 +70,7 @@ class _Request(msgspec.Struct):
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None
+    conversation: Any = None  # an id, or an object that has one
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -149,7 +150,13 @@ def parse_request(body: bytes) -> RequestBody:
         prompt_cache_key=raw.prompt_cache_key,
         cache_salt=raw.cache_salt,
         previous_response_id=raw.previous_response_id,
+        conversation=_conversation(raw.conversation),
     )
+
+
+def _conversation(given: Any) -> str | None:
+    found = given.get("id") if isinstance(given, dict) else given
+    return found if isinstance(found, str) else None
 
 
 def _messages(items: Any) -> Iterator[dict[str, Any]]:

@@ -193,6 +193,11 @@ def test_the_openai_client_speaks_responses_through_the_recorder(tmp_path: Path)
                 async with client.responses.stream(model="m", input="Look it up") as stream:
                     assert (await stream.get_final_response()).output_text == "Let me look."
                 await client.responses.create(model="m", input="And then?", previous_response_id="resp_1")
+                for conversation in ({"id": "CANARY-conversation"}, "CANARY-conversation"):
+                    await client.responses.create(
+                        model="m", input="And now?", conversation=conversation, extra_body={"prompt_cache_key": "shared"}
+                    )
+                await client.responses.create(model="m", input="Hello", extra_body={"prompt_cache_key": "shared"})
             return await asyncio.to_thread(rows_of, recorder)
 
     rows = asyncio.run(run())
@@ -202,6 +207,11 @@ def test_the_openai_client_speaks_responses_through_the_recorder(tmp_path: Path)
         assert (row["input_tokens"], row["output_tokens"], row["cached_tokens"]) == (90, 25, 64)
     assert rows[1]["ttft_ns"] is not None and rows[1]["itl_summary"]["count"] == 1
     assert (rows[2]["session_id"], rows[2]["turn"]) == (rows[1]["session_id"], 1)
+    sessions = [row["session_id"] for row in rows]
+    assert sessions[3] == sessions[4] != sessions[5] and sessions[3] not in sessions[:3]
+    assert (rows[4]["turn"], rows[4]["parent_request_id"]) == (1, 3) and rows[4]["think_ns"] is not None
+    assert rows[4]["input_blocks"] is None
+    assert all(b"CANARY" not in path.read_bytes() for path in tmp_path.iterdir())
     assert rows[2]["input_blocks"] is None  # what came before stands on the server only: no made-up sharing
 
 

@@ -117,3 +117,10 @@ JSON = st.recursive(
 def test_nothing_a_server_sends_raises(data: bytes) -> None:
     parse_chunk(data)
     parse_response(data)
+
+
+@pytest.mark.parametrize(("given", "found"), [("c1", "c1"), ({"id": "c1"}, "c1"), ({}, None), (7, None), (None, None)])
+def test_a_conversation_is_named_by_its_id_or_an_object_that_has_one(given: object, found: str | None) -> None:
+    body = json.dumps({"model": "m", "input": "hi", "conversation": given}).encode()
+
+    assert parse_request(body).conversation == found
