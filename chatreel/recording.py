@@ -14,7 +14,7 @@ from tracer.errors import TraceError
 from tracer.record.compactor import compact, segments_folder
 from tracer.record.recording import record
 from tracer.record.session import RecordConfig, RecordStats
-from tracer.record.texts import TEXT_WARNING
+from tracer.record.texts import TEXT_WARNING, texts_path
 
 
 def run_record(config: RecordConfig, prometheus_port: int | None, err: Console) -> Iterator[str]:
@@ -41,6 +41,8 @@ def run_record(config: RecordConfig, prometheus_port: int | None, err: Console) 
             config, ready, show, lambda text: say(f"warning: {text}", "bold red" if text.startswith(TEXT_WARNING) else "yellow")
         )
     yield from _ended(result.rows, str(result.path), result.losses)
+    if config.keep_text:
+        yield f"what was said, in clear -> {texts_path(Path(result.path))}"
 
 
 def _ended(rows: int, path: str, losses: Mapping[str, int]) -> Iterator[str]:

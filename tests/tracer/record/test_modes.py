@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
-from mitmproxy.certs import CertStore
 
 from tracer.record import RecordConfig, start_recorder
 from tracer.tracefile import iter_requests, read_footer
@@ -60,27 +59,6 @@ def test_requests_go_to_the_upstream_of_their_path_or_host(tmp_path: Path) -> No
     names, result = asyncio.run(run())
 
     assert [row["upstream"] for row in iter_requests(result.path)] == names
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ssl.SSLContext]:
-    """(PEM of a private authority, a server's context with a certificate of it for 127.0.0.1)."""
-    import ipaddress
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
-
-    folder = tmp_path_factory.mktemp("authority")
-    store = CertStore.from_store(folder, "private", 2048)
-    entry = store.get_cert("127.0.0.1", [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    pem = folder / "server.pem"
-    key = entry.privatekey.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    )
-    pem.write_bytes(entry.cert.to_pem() + key)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(pem)
-    return str(folder / "private-ca-cert.pem"), context
 
 
 def test_a_forward_proxy_records_allowed_hosts_over_tls_and_refuses_all_others(
