@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from synth import bootstrap, generate
 from synth.arrivals import NS, spread_inside_grid
-from synth.drawing import Amount, draw
+from synth.dialing import Wishes, dialed
+from synth.drawing import draw
 from synth.fit import COLUMNS as FIT_COLUMNS
 from synth.fit import fit
 from synth.generate import Totals
@@ -141,23 +142,14 @@ def generate_from(
     return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
 
 
-def generate_from_model(
-    model_path: PathLike,
-    out_path: PathLike,
-    seed: int,
-    *,
-    requests: int | None = None,
-    requests_per_s: float | None = None,
-    scale: float | None = None,
-    duration_s: float | None = None,
-) -> GenerateReport:
-    """Write a trace of a fitted model. The amount is set as in `generate_from`; what grows is the number of starts."""
+def generate_from_model(model_path: PathLike, out_path: PathLike, seed: int, wishes: Wishes | None = None) -> GenerateReport:
+    """Write a trace of a fitted model."""
     _check_seed(seed)
-    _check_wishes(requests, requests_per_s, scale, duration_s)
     model = read_model(model_path)
-    total_s = duration_s if duration_s is not None else model.span_s
-    k = _times_source(model.requests, model.span_s, total_s, requests, requests_per_s, scale)
+    found = dialed(model, wishes or Wishes(), seed)
+    k = found.amount.rate_factor
     notes = [f"{sum(model.starts.counts):,} starts of {model.requests:,} requests learned, {k:.3g} times as many drawn"]
+    notes += found.notes
     if not model.has_blocks:
         notes.append("the source names no prefix blocks, so this trace has none either")
     footer = Footer(
@@ -170,11 +162,12 @@ def generate_from_model(
     )
     totals = Totals()
     with TraceWriter(out_path, footer) as writer:
-        for table in draw(model, Amount(rate_factor=k, duration_s=duration_s), np.random.default_rng(seed), totals):
+        for table in draw(found.model, found.amount, np.random.default_rng(seed), totals, found.dials):
             writer.write_columns(table)
         if not totals.requests:
             raise _nothing_drawn(k)
-    return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
+    target = wishes.prefix_share if wishes else None
+    return _report(out_path, seed, totals, target, system_tokens_mean=None, notes=notes)
 
 
 def _times_source(
