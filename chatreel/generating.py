@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from synth.dialing import Wishes
 from synth.dials import Dial, Length
-from synth.generating import GenerateReport, generate_from, generate_from_model, generate_trace
+from synth.generating import GenerateReport, generate_from, generate_from_model, generate_trace, holds_rows
 from synth.model import checked_distribution, load_workload
 from tracer.errors import TraceError
 
@@ -52,6 +52,8 @@ def run_generate(options: GenerateOptions, seed: int, out_path: Path) -> Iterato
     yield f"seed {seed}"
     if options.from_trace:
         report = _like(options.from_trace, options, seed, out_path)
+    elif options.spec is not None and holds_rows(options.spec):
+        report = _like(options.spec, replace(options, spec=None), seed, out_path)
     elif options.spec is not None and options.spec.suffix == ".json":
         report = generate_from_model(options.spec, out_path, seed, wishes_of(options))
     else:
@@ -186,7 +188,7 @@ def _like(source: Path, options: GenerateOptions, seed: int, out_path: Path) -> 
             f"everything but the amount is drawn from {source.name}",
             seen=", ".join(given),
             wanted="only --requests, --rate and --duration beside it",
-            next_step="A model that `chatreel fit` learns from the trace has dials",
+            next_step="A model that `chatreel fit` learns from the trace without --bootstrap has dials",
         )
     return generate_from(
         source,
