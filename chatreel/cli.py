@@ -187,26 +187,33 @@ def generate(
     rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
     users: Annotated[float | None, typer.Option(help="Sets the rate: sessions under way on average.")] = None,
     diurnal: Annotated[str | None, typer.Option(help="Swing of the rate as amplitude@period, as 0.5@24h.")] = None,
-    burstiness: Annotated[float | None, typer.Option(help="CV of gamma-distributed gaps; 1 is Poisson.")] = None,
+    burstiness: Annotated[str | None, typer.Option(help="CV of gamma-distributed gaps; 1 is Poisson.")] = None,
     system_prompts: Annotated[int | None, typer.Option(help="System prompts in the pool.")] = None,
     system_prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of each system prompt.")] = None,
     zipf: Annotated[float | None, typer.Option(help="Zipf exponent of their popularity.")] = None,
-    turns: Annotated[float | None, typer.Option(help="Mean turns per session.")] = None,
-    think: Annotated[float | None, typer.Option(help="Mean think time in seconds.")] = None,
+    turns: Annotated[str | None, typer.Option(help="Mean turns per session.")] = None,
+    think: Annotated[str | None, typer.Option(help="Mean think time in seconds.")] = None,
     documents: Annotated[int | None, typer.Option(help="Documents in the library.")] = None,
     depth: Annotated[int | None, typer.Option(help="Documents of each session, between system prompt and question.")] = None,
     messages_per_request: Annotated[
         int | None, typer.Option(help="Messages of different users that are packed into one request.")
     ] = None,
-    input_tokens: Annotated[str | None, typer.Option(help="New tokens of each turn; 120:3000 is p50:p99.")] = None,
-    output_tokens: Annotated[str | None, typer.Option(help="Tokens of each answer; likewise.")] = None,
+    input_tokens: Annotated[
+        str | None, typer.Option("--input-tokens", "--input", help="New tokens of each turn; 120:3000 is p50:p99.")
+    ] = None,
+    output_tokens: Annotated[
+        str | None, typer.Option("--output-tokens", "--output", help="Tokens of each answer; likewise.")
+    ] = None,
     prefix_share: Annotated[float | None, typer.Option(help="Share of prompt tokens that an endless cache serves.")] = None,
     hit_rate: Annotated[
-        str | None, typer.Option(help="LRU hit rate at a KV size in tokens, as 0.6@400k: scales the system prompts.")
+        str | None, typer.Option(help="LRU hit rate at a KV size in tokens, as 0.6@400k: scales what prompts share.")
     ] = None,
     seed: SEED = 0,
 ) -> None:
-    """Make a workload: from flags, a TOML file, a preset, a fitted model, or a trace."""
+    """Make a workload: from flags, a TOML file, a preset, a fitted model, or a trace.
+
+    Of a fitted model, --burstiness, --turns, --think, --input-tokens and --output-tokens also take a factor, as x2.
+    """
     from chatreel.generating import GenerateOptions, run_generate
 
     options = GenerateOptions(
@@ -216,12 +223,12 @@ def generate(
         requests=requests,
         duration_s=duration,
         rate_per_s=rate,
-        burstiness_cv=burstiness,
+        burstiness=burstiness,
         system_prompts=system_prompts,
         system_prompt_tokens=system_prompt_tokens,
         zipf=zipf,
         turns=turns,
-        think_s=think,
+        think=think,
         documents=documents,
         depth=depth,
         messages_per_request=messages_per_request,

@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from synth.generating import fit_trace
+from synth.generating import fit_trace, keep_trace
 from synth.learned import Class, Model
 
 
-def run_fit(trace: Path, out_path: Path) -> Iterator[str]:
+def run_fit(trace: Path, out_path: Path, bootstrap: bool = False) -> Iterator[str]:
+    if bootstrap:
+        count = keep_trace(trace, out_path)
+        yield f"warning: {out_path} holds {count:,} rows of {trace.name}: times, lengths, and who shares with whom; no text"
+        yield f"{out_path.stat().st_size / 1000:,.0f} kB, from which `chatreel generate` draws as from the trace itself"
+        return
     model = fit_trace(trace, out_path)
     starts = sum(model.starts.counts)
     law = model.starts.law if model.starts.shape is None else f"{model.starts.law} of shape {model.starts.shape:g}"

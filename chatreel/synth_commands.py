@@ -17,11 +17,17 @@ def add_to(app: typer.Typer) -> None:
 def fit(
     trace: TRACE,
     out_path: Annotated[Path, typer.Option("-o", "--out", help="Where to write the model (JSON).", show_default=False)],
+    bootstrap: Annotated[
+        bool,
+        typer.Option(
+            "--bootstrap", help="Keep the trace's rows instead, without text: `generate` draws its sharing groups again."
+        ),
+    ] = False,
 ) -> None:
     """Learn a workload: a small JSON file, without any row of the trace, from which `generate` draws."""
     from chatreel.fitting import run_fit
 
-    for line in run_fit(trace, out_path):
+    for line in run_fit(trace, out_path, bootstrap):
         typer.echo(line, err=True)
 
 

@@ -8,12 +8,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from synth.arrivals import NS
+from synth.dials import Dials
 from synth.gaps import unit_gaps
 from synth.generate import Totals
 from synth.learned import PROBABILITIES, Class, Lengths, Model, Starts
@@ -28,6 +30,7 @@ CHUNK_BLOCKS = 4_000_000
 _GRID = (np.arange(4096) + 0.5) / 4096
 _GRID_SCORES = np.array([NormalDist().inv_cdf(one) for one in _GRID.tolist()])
 MAX_GENERATIONS = 10_000  # a family that is longer is cut off
+PLAIN = Dials()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +41,32 @@ class Amount:
     duration_s: float | None = None  # None: the source's span
 
 
-def draw(model: Model, amount: Amount, rng: np.random.Generator, totals: Totals) -> Iterator[pa.Table]:
+def draw(model: Model, amount: Amount, rng: np.random.Generator, totals: Totals, dials: Dials = PLAIN) -> Iterator[pa.Table]:
     """Trace columns, in order of arrival. Raises TraceError where ids run out."""
-    duration_s = amount.duration_s if amount.duration_s is not None else model.span_s
-    end_ns = round(duration_s * NS)
     naming = Naming(model)
     waiting: list[Drawn] = []
-    drawn = 0
-    starts = _start_times(model.starts, amount.rate_factor, duration_s, _at_a_time(model), rng)
-    following: Ints | None = next(starts, None)
-    while following is not None:
-        now, following = following, next(starts, None)
-        family = _families(model, now, drawn, end_ns, rng)
-        drawn += len(family)
+    for family, next_ns in drawn(model, amount, rng, dials):
         rows = Drawn.joined([*waiting, family])
         rows = rows.take(np.argsort(rows.arrival_ns, kind="stable"))
-        safe = len(rows) if following is None else int(np.searchsorted(rows.arrival_ns, following[0]))
+        safe = len(rows) if next_ns is None else int(np.searchsorted(rows.arrival_ns, next_ns))
         for begin, end in _slices(rows.path_blocks[:safe]):
             yield naming.table(rows.take(np.arange(begin, end)), rows.take(np.arange(end, len(rows))), totals)
         waiting = [rows.take(np.arange(safe, len(rows)))]
+
+
+def drawn(
+    model: Model, amount: Amount, rng: np.random.Generator, dials: Dials = PLAIN, at_a_time: int | None = None
+) -> Iterator[tuple[Drawn, int | None]]:
+    """Some starts with all that follows from them, and when the next ones begin; without block ids."""
+    duration_s = amount.duration_s if amount.duration_s is not None else model.span_s
+    count = 0
+    starts = _start_times(model.starts, amount.rate_factor, duration_s, at_a_time or _at_a_time(model), rng)
+    following: Ints | None = next(starts, None)
+    while following is not None:
+        now, following = following, next(starts, None)
+        family = _families(model, dials, now, count, round(duration_s * NS), rng)
+        count += len(family)
+        yield family, None if following is None else int(following[0])
 
 
 def _slices(blocks: Ints) -> Iterator[tuple[int, int]]:
@@ -108,14 +118,14 @@ def _inside(starts: Starts, count: int, rng: np.random.Generator) -> Floats:
     return np.asarray((times[:-1] - times[0] + first) / max(float(times[-1] - times[0] + first), 1e-12) * (1 - 1e-9))
 
 
-def _families(model: Model, start_ns: Ints, first_number: int, end_ns: int, rng: np.random.Generator) -> Drawn:
+def _families(model: Model, dials: Dials, start_ns: Ints, first_number: int, end_ns: int, rng: np.random.Generator) -> Drawn:
     """These starts and all that follows from them before `end_ns`."""
-    generation = _started(model, start_ns, first_number, rng)
+    generation = _started(model, dials, start_ns, first_number, rng)
     found = [generation]
     for _ in range(MAX_GENERATIONS):
         parts = []
         for kind, classes in ((TURN, model.turns), (SHARE, model.sharing)):
-            part = _followed(model, generation, kind, classes, end_ns, rng)
+            part = _followed(model, dials, generation, kind, classes, end_ns, rng)
             if len(part):
                 parts.append(part)
         if not parts:
@@ -128,7 +138,7 @@ def _families(model: Model, start_ns: Ints, first_number: int, end_ns: int, rng:
     return Drawn.joined(found)
 
 
-def _started(model: Model, start_ns: Ints, first_number: int, rng: np.random.Generator) -> Drawn:
+def _started(model: Model, dials: Dials, start_ns: Ints, first_number: int, rng: np.random.Generator) -> Drawn:
     count = len(start_ns)
     shares = np.cumsum([one.share for one in model.prefixes])
     prefix = np.minimum(np.searchsorted(shares / shares[-1], _even(count, rng), side="right"), len(shares) - 1)
@@ -136,7 +146,8 @@ def _started(model: Model, start_ns: Ints, first_number: int, rng: np.random.Gen
     number = np.arange(count) + first_number
     none = np.full(count, -1, dtype=np.int64)
     score = _even_scores(count, rng)
-    new, output = _lengths(model.first, score, rng)
+    lengths = _lengths(model.first, dials, score, rng)
+    input_tokens = blocks * model.block_tokens + lengths.new
     return _with_lengths(
         model,
         Drawn(
@@ -149,10 +160,14 @@ def _started(model: Model, start_ns: Ints, first_number: int, rng: np.random.Gen
             end_ns=none,
             think_ns=none,
             prefix=prefix,
-            kept=blocks,
-            input_tokens=blocks * model.block_tokens + new,
-            output_tokens=output,
+            kept=dials.of_start(blocks, number, (input_tokens - 1) // model.block_tokens),
+            based=blocks,
+            input_tokens=input_tokens,
+            output_tokens=lengths.output,
             path_blocks=none,
+            learned_based=blocks,
+            learned_input=blocks * model.block_tokens + lengths.learned_new,
+            learned_path=lengths.learned_output,
             new_score=score,
         ),
         rng,
@@ -160,9 +175,9 @@ def _started(model: Model, start_ns: Ints, first_number: int, rng: np.random.Gen
 
 
 def _with_lengths(model: Model, rows: Drawn, rng: np.random.Generator) -> Drawn:
-    """What follows from lengths."""
-    whole = rows.input_tokens + rows.output_tokens if model.has_answers else rows.input_tokens
-    rows.path_blocks = whole // model.block_tokens
+    """What follows from lengths; `learned_path` holds answer tokens until here."""
+    rows.path_blocks = _path_blocks(model, rows.input_tokens, rows.output_tokens)
+    rows.learned_path = _path_blocks(model, rows.learned_input, rows.learned_path)
     if model.service is not None:
         one = model.service
         factor = np.interp(rng.random(len(rows)), PROBABILITIES, one.factor)
@@ -170,40 +185,54 @@ def _with_lengths(model: Model, rows: Drawn, rng: np.random.Generator) -> Drawn:
     return rows
 
 
-def _followed(model: Model, parents: Drawn, kind: int, classes: list[Class], end_ns: int, rng: np.random.Generator) -> Drawn:
+def _path_blocks(model: Model, input_tokens: Ints, output_tokens: Ints) -> Ints:
+    whole = input_tokens + output_tokens if model.has_answers else input_tokens
+    return whole // model.block_tokens
+
+
+def _followed(
+    model: Model, dials: Dials, parents: Drawn, kind: int, classes: list[Class], end_ns: int, rng: np.random.Generator
+) -> Drawn:
     """The next requests of one kind, class by class of their parents."""
     depth = parents.depth if kind == TURN or not model.has_sessions else np.zeros_like(parents.depth)
     at = np.searchsorted([one.from_depth for one in classes], depth, side="right") - 1
     parts = [parents.take(np.empty(0, dtype=np.int64))]
     for number, one in enumerate(classes):
         chosen = np.flatnonzero(at == number)
-        much = (parents.input_tokens - parents.kept * model.block_tokens)[chosen] >= one.much_new
-        mean = np.array(one.goes_on)[much.astype(np.int64), np.searchsorted(one.sizes, parents.input_tokens[chosen])]
-        order = np.argsort(parents.input_tokens[chosen], kind="stable")
+        much = (parents.learned_input - parents.learned_based * model.block_tokens)[chosen] >= one.much_new
+        mean = np.array(one.goes_on)[much.astype(np.int64), np.searchsorted(one.sizes, parents.learned_input[chosen])]
+        order = np.argsort(parents.learned_input[chosen], kind="stable")
         times = np.diff(np.floor(np.cumsum(mean[order]) + rng.random()), prepend=0.0).astype(np.int64)
-        parts.append(_children(model, parents.take(np.repeat(chosen[order], times)), kind, one, rng))
+        parts.append(_children(model, dials, parents.take(np.repeat(chosen[order], times)), kind, one, rng))
     rows = Drawn.joined(parts)
     return rows.take(np.flatnonzero(rows.arrival_ns < end_ns))
 
 
-def _children(model: Model, parents: Drawn, kind: int, one: Class, rng: np.random.Generator) -> Drawn:
-    count = len(parents)
+def _children(model: Model, dials: Dials, parents: Drawn, kind: int, one: Class, rng: np.random.Generator) -> Drawn:
+    count, size_tokens = len(parents), model.block_tokens
     wait_ns = (np.interp(_even(count, rng), PROBABILITIES, one.wait_s) * NS).astype(np.int64)
     by_end = kind == TURN and model.service is not None
-    input_blocks = parents.input_tokens // model.block_tokens
-    size = np.searchsorted(one.sizes, parents.input_tokens)
+    size = np.searchsorted(one.sizes, parents.learned_input)
     edges = np.cumsum([one.whole, one.prompt, one.same], axis=0)[:, size]
     how = (_even(count, rng) >= edges).sum(axis=0)
-    part = _kept_share(one.kept_share, size, rng) * input_blocks
-    kept = np.choose(
-        how, [parents.path_blocks, input_blocks, np.minimum(parents.kept, input_blocks), np.rint(part).astype(np.int64)]
-    )
+    share = _kept_share(one.kept_share, size, rng)
+
+    def base(path_blocks: Ints, input_blocks: Ints, based: Ints) -> Ints:
+        part = np.rint(share * input_blocks).astype(np.int64)
+        return np.asarray(np.choose(how, [path_blocks, input_blocks, np.minimum(based, input_blocks), part]))
+
+    based = base(parents.path_blocks, parents.input_tokens // size_tokens, parents.based)
+    learned_based = base(parents.learned_path, parents.learned_input // size_tokens, parents.learned_based)
     score = tied_scores(parents.new_score, _even_scores(count, rng), one.new_follows)
-    new, output = _lengths(one.appended, score, rng)
-    new_branched, output_branched = _lengths(one.branched, score, rng)
+    lengths = _lengths(one.appended, dials, score, rng)
+    branched = _lengths(one.branched, dials, score, rng)
     appends = (how < 2) | (not one.branched.new_tokens)
     if not one.appended.new_tokens:
         appends = np.zeros(count, dtype=bool)
+    lengths = Sizes(*(np.where(appends, first, second) for first, second in zip(lengths, branched, strict=True)))
+    input_tokens = based * size_tokens + lengths.new
+    kept = dials.of_link(based) if kind == SHARE else based
+    as_before = np.maximum(kept, np.minimum(parents.kept, (input_tokens - 1) // size_tokens))
     return _with_lengths(
         model,
         Drawn(
@@ -216,10 +245,14 @@ def _children(model: Model, parents: Drawn, kind: int, one: Class, rng: np.rando
             end_ns=np.full(count, -1, dtype=np.int64),
             think_ns=wait_ns if by_end else np.full(count, -1, dtype=np.int64),
             prefix=parents.prefix,
-            kept=kept,
-            input_tokens=kept * model.block_tokens + np.where(appends, new, new_branched),
-            output_tokens=np.where(appends, output, output_branched),
+            kept=np.where(how == 2, as_before, kept) if dials.more_shared else kept,
+            based=based,
+            input_tokens=input_tokens,
+            output_tokens=lengths.output,
             path_blocks=parents.path_blocks,
+            learned_based=learned_based,
+            learned_input=learned_based * size_tokens + lengths.learned_new,
+            learned_path=lengths.learned_output,
             new_score=score,
         ),
         rng,
@@ -246,11 +279,25 @@ def _kept_share(tables: list[list[float]], size: Ints, rng: np.random.Generator)
     return share
 
 
-def _lengths(one: Lengths, first: Floats, rng: np.random.Generator) -> tuple[Ints, Ints]:
+class Sizes(NamedTuple):
+    """Tokens of requests, and those of the same ranks in the trace."""
+
+    new: Ints
+    output: Ints
+    learned_new: Ints
+    learned_output: Ints
+
+
+def _lengths(one: Lengths, dials: Dials, first: Floats, rng: np.random.Generator) -> Sizes:
     """New and output tokens, tied by rank (Gaussian copula); the normal scores of the former are given."""
     second = tied_scores(first, _even_scores(len(first), rng), one.correlation)
     new, output = (
-        np.rint(np.interp(normal_share(scores), PROBABILITIES, table or [0.0] * len(PROBABILITIES))).astype(np.int64)
+        np.interp(normal_share(scores), PROBABILITIES, table or [0.0] * len(PROBABILITIES))
         for scores, table in ((first, one.new_tokens), (second, one.output_tokens))
     )
-    return np.maximum(new, 1), output
+    return Sizes(
+        new=np.maximum(dials.input_tokens.of(new, first), 1),
+        output=dials.output_tokens.of(output, second),
+        learned_new=np.maximum(np.rint(new).astype(np.int64), 1),
+        learned_output=np.rint(output).astype(np.int64),
+    )

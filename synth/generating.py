@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from synth import bootstrap, generate
+from synth import bootstrap, generate, kept
 from synth.arrivals import NS, spread_inside_grid
-from synth.drawing import Amount, draw
+from synth.dialing import Wishes, dialed
+from synth.drawing import draw
 from synth.fit import COLUMNS as FIT_COLUMNS
 from synth.fit import fit
 from synth.generate import Totals
@@ -103,17 +104,16 @@ def generate_from(
     scale: float | None = None,
     duration_s: float | None = None,
 ) -> GenerateReport:
-    """Write a trace like a recorded one: its sharing groups drawn again, each about k times.
+    """Write a trace like a recorded one, or kept rows of one: its sharing groups drawn again, each about k times.
 
     k comes from one of `requests`, `requests_per_s` or `scale` (default 1); all are met on average. A duration beyond the
     source's span repeats it with fresh draws, a shorter one uses its beginning.
     """
     _check_seed(seed)
     _check_wishes(requests, requests_per_s, scale, duration_s)
-    source_footer = read_footer(trace_path)
+    table, source_footer, name = _rows_to_draw_from(trace_path)
     grid_rng, draw_rng = np.random.default_rng(np.random.SeedSequence(seed)).spawn(2)
     duration_ns = None if duration_s is None else round(duration_s * NS)
-    table = read_table(trace_path, columns=bootstrap.COLUMNS)
     if table.num_rows == 0:
         raise TraceError("the trace has no request to draw from", path=str(trace_path))
     try:
@@ -135,29 +135,53 @@ def generate_from(
         block_tokens=source_footer.block_tokens,
         tail_rule=source_footer.tail_rule,
         hashes=source_footer.hashes,
-        notes={"generator": "; ".join(notes), "source": Path(trace_path).name},
+        notes={"generator": "; ".join(notes), "source": name},
     )
     write_trace(out_path, bootstrap.rows(source, drawn, totals), footer)
     return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
 
 
-def generate_from_model(
-    model_path: PathLike,
-    out_path: PathLike,
-    seed: int,
-    *,
-    requests: int | None = None,
-    requests_per_s: float | None = None,
-    scale: float | None = None,
-    duration_s: float | None = None,
-) -> GenerateReport:
-    """Write a trace of a fitted model. The amount is set as in `generate_from`; what grows is the number of starts."""
+def _rows_to_draw_from(path: PathLike) -> tuple[pa.Table, Footer, str]:
+    if holds_rows(path):
+        return kept.from_json(Path(path).read_bytes(), str(path))
+    return read_table(path, columns=bootstrap.COLUMNS), read_footer(path), Path(path).name
+
+
+def holds_rows(path: PathLike) -> bool:
+    """Whether this is a file of `keep_trace`."""
+    try:
+        with open(path, "rb") as file:
+            return kept.is_kept(file.read(100))
+    except OSError:
+        return False  # who opens it for its data says why
+
+
+def keep_trace(trace_path: PathLike, out_path: PathLike) -> int:
+    """Write the rows that drawing from this trace needs, a JSON file; how many. The same draws come of it as of the trace."""
+    table, footer = read_table(trace_path, columns=bootstrap.COLUMNS), read_footer(trace_path)
+    if not table.num_rows:
+        raise TraceError("the trace has no request to draw from", path=str(trace_path))
+    try:
+        bootstrap.prepare(table, footer, None, np.random.default_rng(0))  # what cannot be drawn from is told now
+    except TraceError as error:
+        error.path = str(trace_path)
+        raise
+    try:
+        with open(out_path, "wb") as out:
+            out.writelines(kept.to_lines(table, footer, Path(trace_path).name))
+    except OSError as error:
+        raise _cannot_write(out_path, error) from error
+    return int(table.num_rows)
+
+
+def generate_from_model(model_path: PathLike, out_path: PathLike, seed: int, wishes: Wishes | None = None) -> GenerateReport:
+    """Write a trace of a fitted model."""
     _check_seed(seed)
-    _check_wishes(requests, requests_per_s, scale, duration_s)
     model = read_model(model_path)
-    total_s = duration_s if duration_s is not None else model.span_s
-    k = _times_source(model.requests, model.span_s, total_s, requests, requests_per_s, scale)
+    found = dialed(model, wishes or Wishes(), seed)
+    k = found.amount.rate_factor
     notes = [f"{sum(model.starts.counts):,} starts of {model.requests:,} requests learned, {k:.3g} times as many drawn"]
+    notes += found.notes
     if not model.has_blocks:
         notes.append("the source names no prefix blocks, so this trace has none either")
     footer = Footer(
@@ -170,11 +194,12 @@ def generate_from_model(
     )
     totals = Totals()
     with TraceWriter(out_path, footer) as writer:
-        for table in draw(model, Amount(rate_factor=k, duration_s=duration_s), np.random.default_rng(seed), totals):
+        for table in draw(found.model, found.amount, np.random.default_rng(seed), totals, found.dials):
             writer.write_columns(table)
         if not totals.requests:
             raise _nothing_drawn(k)
-    return _report(out_path, seed, totals, None, system_tokens_mean=None, notes=notes)
+    target = wishes.prefix_share if wishes else None
+    return _report(out_path, seed, totals, target, system_tokens_mean=None, notes=notes)
 
 
 def _times_source(
@@ -211,10 +236,12 @@ def fit_trace(trace_path: PathLike, out_path: PathLike) -> Model:
     try:
         Path(out_path).write_bytes(to_json(model))
     except OSError as error:
-        raise TraceError(
-            f"cannot write here: {error.strerror}", path=str(out_path), next_step="Choose another -o path"
-        ) from error
+        raise _cannot_write(out_path, error) from error
     return model
+
+
+def _cannot_write(path: PathLike, error: OSError) -> TraceError:
+    return TraceError(f"cannot write here: {error.strerror}", path=str(path), next_step="Choose another -o path")
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

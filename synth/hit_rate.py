@@ -4,7 +4,7 @@ Exact, not a model: the same pass over the same touches as `chatreel analyze`, b
 shared beginning as one unit of varying width, which no cache can tell from its blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,16 +52,21 @@ def solve_hit_rate(skeleton: Skeleton, pools: Pools, target: float, kv_tokens: i
 
     longest = int(pools.system_tokens.max())
     factors = [0.0, *np.geomspace(BASE_BLOCK_TOKENS, MAX_SYSTEM_TOKENS, LENGTHS_TRIED) / longest]
-    tried: list[tuple[float, float]] = []  # factor, rate
-    for factor in factors:
-        tried.append((factor, rate(factor)))
-        if len(tried) > 1 and min(tried[-2][1], tried[-1][1]) <= target <= max(tried[-2][1], tried[-1][1]):
-            tried += _halved(tried[-2], tried[-1], target, rate)
-            break
+    tried, is_crossed = closest(factors, target, rate)
     factor, found = min(tried, key=lambda one: abs(one[1] - target))
-    if abs(found - target) > TOLERANCE / 2 and len(tried) == len(factors):
+    if abs(found - target) > TOLERANCE / 2 and not is_crossed:
         raise _infeasible(target, kv_tokens, [one for _, one in tried])
     return pools.scaled(factor), found
+
+
+def closest(settings: Sequence[float], target: float, rate: Callable[[float], float]) -> tuple[list[tuple[float, float]], bool]:
+    """Settings tried with their rates, and whether some stretch between two neighbours crosses the target: it is then halved."""
+    tried: list[tuple[float, float]] = []
+    for setting in settings:
+        tried.append((setting, rate(setting)))
+        if len(tried) > 1 and min(tried[-2][1], tried[-1][1]) <= target <= max(tried[-2][1], tried[-1][1]):
+            return tried + _halved(tried[-2], tried[-1], target, rate), True
+    return tried, False
 
 
 def _halved(

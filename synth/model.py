@@ -169,6 +169,17 @@ def workload_from_table(table: Table, path: str | None = None) -> Workload:
     return workload
 
 
+def checked_distribution(key: str, table: Table, least: float) -> Distribution:
+    """A distribution from its keys, none of its values below `least`; `TraceError` names `key`."""
+    one = msgspec.convert(table, Distribution)
+
+    def wrong(name: str, seen: object, wanted: str) -> None:
+        raise TraceError(f"wrong value for `{name}`", seen=repr(seen), wanted=wanted)
+
+    _check_distribution(key, one, least, wrong)
+    return one
+
+
 def workload_json(workload: Workload) -> str:
     """The workload as JSON that `workload_from_table` takes back."""
     return msgspec.json.encode(workload).decode()

@@ -34,9 +34,13 @@ class Drawn:
     think_ns: Ints  # -1: not known
     prefix: Ints  # global prefix of a start
     kept: Ints  # leading blocks of the parent's prompt and answer; of a start: of its global prefix
+    based: Ints  # the same before sharing is dialed: what the prompt's length is made of, beside new tokens
     input_tokens: Ints
     output_tokens: Ints
     path_blocks: Ints  # prompt and answer
+    learned_based: Ints  # these three before lengths are dialed: what goes on from the request is decided by them
+    learned_input: Ints
+    learned_path: Ints
     new_score: Floats  # normal score of the new tokens
 
     def __len__(self) -> int:
@@ -56,7 +60,8 @@ class Naming:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.next_id = 0
-        self.prefix_ids: list[NDArray[np.int32] | None] = [None] * len(model.prefixes)
+        self.own_ids = [np.empty(0, dtype=np.int32) for _ in model.prefixes]  # of each global prefix, without those above it
+        self.prefixes = self._prefixes()
         self.known = Blocks(offsets=np.zeros(1, dtype=np.int64), ids=np.empty(0, dtype=np.int32))
         self.known_numbers = np.empty(0, dtype=np.int64)
         self.known_request_ids = np.empty(0, dtype=np.int64)
@@ -76,7 +81,7 @@ class Naming:
         end = int(base[-1] + fresh[-1])
         if end > MAX_ID:
             raise TraceError("more block ids than an int32 can count", seen=f"{end}", next_step="Ask for fewer requests")
-        self._name_prefixes(rows, base, of_prefixes)
+        self._name_prefixes(base, of_prefixes)
         path = self._paths(rows, base, input_blocks, has_tail)
         self.next_id = end
         found = self._columns(rows, path, input_blocks, has_tail, base, totals)
@@ -87,38 +92,60 @@ class Naming:
     def _prefixes_first_used(self, rows: Drawn) -> Ints:
         """[requests] blocks of global prefixes that a request is the first to have."""
         blocks = np.zeros(len(rows), dtype=np.int64)
-        starts = np.flatnonzero((rows.kind == START) & (rows.kept > 0))
         self._new_prefixes: list[tuple[int, int, int]] = []  # request, prefix, blocks of it that are new
-        seen = {one for one, ids in enumerate(self.prefix_ids) if ids is not None}
-        firsts = np.unique(rows.prefix[starts], return_index=True)
-        for at, prefix in sorted(zip(starts[firsts[1]].tolist(), firsts[0].tolist(), strict=True)):
-            chain = []
-            one: int | None = prefix
-            while one is not None and one not in seen:
-                chain.append(one)
-                one = self.model.prefixes[one].under
-            above = 0 if one is None else self.model.prefixes[one].blocks
-            for node in reversed(chain):
-                new = self.model.prefixes[node].blocks - above
-                above += new
-                seen.add(node)
-                blocks[at] += new
-                self._new_prefixes.append((at, node, new))
+        for node, (at, need) in self._needs(rows).items():
+            named = self._above(node) + len(self.own_ids[node])
+            reached = np.maximum.accumulate(np.maximum(need, named))
+            new = np.diff(reached, prepend=named)
+            for one in np.flatnonzero(new).tolist():
+                self._new_prefixes.append((int(at[one]), node, int(new[one])))
+                blocks[at[one]] += new[one]
+        self._new_prefixes.sort()
         return blocks
 
-    def _name_prefixes(self, rows: Drawn, base: Ints, of_prefixes: Ints) -> None:
+    def _needs(self, rows: Drawn) -> dict[int, tuple[Ints, Ints]]:
+        """Prefix -> the requests that have it or one below it, and how many of its blocks."""
+        starts = np.flatnonzero((rows.kind == START) & (rows.kept > 0))
+        found: dict[int, list[tuple[Ints, Ints]]] = {}
+        for prefix in np.unique(rows.prefix[starts]).tolist():
+            at = starts[rows.prefix[starts] == prefix]
+            need = rows.kept[at]
+            node: int | None = prefix
+            while node is not None:
+                if need.max() > self._above(node) + len(self.own_ids[node]):
+                    found.setdefault(node, []).append((at, need))
+                need, node = np.minimum(need, self._above(node)), self.model.prefixes[node].under
+        joined = {}
+        for node, parts in found.items():
+            at, need = (np.concatenate(part) for part in zip(*parts, strict=True))
+            order = np.argsort(at)
+            joined[node] = at[order], need[order]
+        return joined
+
+    def _above(self, node: int) -> int:
+        under = self.model.prefixes[node].under
+        return 0 if under is None else self.model.prefixes[under].blocks
+
+    def _name_prefixes(self, base: Ints, of_prefixes: Ints) -> None:
         given: dict[int, int] = {}
         for at, node, new in self._new_prefixes:
             first = int(base[at] - of_prefixes[at]) + given.get(at, 0)
             given[at] = given.get(at, 0) + new
-            under = self.model.prefixes[node].under
-            above = self.prefix_ids[under] if under is not None else None
-            ids = np.arange(first, first + new, dtype=np.int32)
-            self.prefix_ids[node] = ids if above is None else np.concatenate([above, ids])
+            self.own_ids[node] = np.concatenate([self.own_ids[node], np.arange(first, first + new, dtype=np.int32)])
+        if self._new_prefixes:
+            self.prefixes = self._prefixes()
+
+    def _prefixes(self) -> Blocks:
+        """Ids of each global prefix so far, those above it first."""
+        found: list[NDArray[np.int32]] = []
+        for one, own in zip(self.model.prefixes, self.own_ids, strict=True):
+            above = found[one.under][: self.model.prefixes[one.under].blocks] if one.under is not None else own[:0]
+            found.append(np.concatenate([above, own]))
+        return Blocks.from_lists(found)
 
     def _paths(self, rows: Drawn, base: Ints, input_blocks: Ints, has_tail: NDArray[np.bool_]) -> Blocks:
         """Prompt and answer ids of each row: those kept from its parent, then its own; parents first."""
-        prefixes = Blocks.from_lists([ids if ids is not None else [] for ids in self.prefix_ids])
+        prefixes = self.prefixes
         store = np.concatenate([self.known.ids, prefixes.ids, np.empty(int(rows.path_blocks.sum()), dtype=np.int32)])
         offsets = len(self.known.ids) + len(prefixes.ids) + np.cumsum(rows.path_blocks) - rows.path_blocks
         fresh = rows.path_blocks - rows.kept

@@ -20,13 +20,20 @@ def test_a_trace_is_learned_and_drawn_from_by_two_commands(tmp_path: Path) -> No
     assert 400 < count_requests(drawn) < 800
 
 
-def test_a_dial_that_a_model_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "m.json").write_text("{}")
+def test_dials_of_a_model_by_the_command_and_those_that_it_does_not_have(tmp_path: Path) -> None:
+    trace, model, drawn = (str(tmp_path / name) for name in ("t.parquet", "m.json", "d.parquet"))
+    CliRunner().invoke(app, ["generate", "--preset", "chat", "-n", "400", "-o", trace])
+    CliRunner().invoke(app, ["fit", trace, "-o", model])
 
-    refused = CliRunner().invoke(app, ["generate", str(tmp_path / "m.json"), "--turns", "3", "-o", str(tmp_path / "d.parquet")])
+    flags = "--turns x2 --think 5 --input x0.5 --output 50:400 --burstiness 2 --hit-rate 0.88@200k --rate 3".split()
+    made = CliRunner().invoke(app, ["generate", model, *flags, "-o", drawn])
+    refused = CliRunner().invoke(app, ["generate", model, "--zipf", "2", "-o", drawn])
+    no_factor = CliRunner().invoke(app, ["generate", "--preset", "chat", "--turns", "x2", "-o", drawn])
 
-    assert refused.exit_code == 1
-    assert "m.json" in str(refused.exception) and refused.exception.seen == "turns"  # type: ignore[union-attr]
+    assert made.exit_code == 0, made.output
+    assert "turns of a session on average" in made.output and "(wanted 0.88)" in made.output
+    assert refused.exit_code == 1 and "--zipf is no dial of a fitted model" in str(refused.exception)
+    assert no_factor.exit_code == 1 and "factors are for fitted models" in str(no_factor.exception)
 
 
 def test_a_file_that_is_no_model_and_a_place_that_cannot_be_written_are_named(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from chatreel.generating import parse_diurnal, parse_hit_rate, parse_lengths
+from chatreel.generating import GenerateOptions, parse_dial, parse_diurnal, parse_hit_rate, parse_lengths, wishes_of
+from synth.dials import Dial, Length
+from synth.model import Distribution
 from tracer.errors import TraceError
 
 
@@ -36,3 +38,22 @@ def test_lengths_are_a_number_or_two_percentiles() -> None:
     assert parse_lengths("--input-tokens", "120:3000") == {"p50": 120, "p99": 3000}
     with pytest.raises(TraceError, match="--input-tokens.*p50:p99"):
         parse_lengths("--input-tokens", "120-3000")
+
+
+def test_a_dial_is_a_number_or_a_factor() -> None:
+    assert parse_dial("--turns", None) is None
+    assert parse_dial("--turns", "2.5") == Dial(value=2.5)
+    assert parse_dial("--turns", "x.5") == Dial(value=0.5, is_factor=True)
+    for text in ("2x", "x", "-1", "x-2", "two"):
+        with pytest.raises(TraceError, match=r"--turns.*x2"):
+            parse_dial("--turns", text)
+
+
+def test_what_a_model_is_asked_for() -> None:
+    found = wishes_of(GenerateOptions(input_tokens="x2", output_tokens="100:900", hit_rate="0.5@10k", think="x0"))
+
+    assert found.input_tokens == Length(factor=2.0)
+    assert found.output_tokens == Length(law=Distribution(p50=100, p99=900))
+    assert (found.hit_rate, found.hit_rate_at_tokens, found.think_s) == (0.5, 10_000, Dial(value=0.0, is_factor=True))
+    with pytest.raises(TraceError, match=r"--input-tokens.*0 < p50 <= p99"):
+        wishes_of(GenerateOptions(input_tokens="900:100"))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synth import drawing
+from synth.dialing import Wishes
 from synth.drawing import Amount, draw
 from synth.fidelity import COLUMNS, Fidelity, compare
 from synth.fit import COLUMNS as FIT_COLUMNS
@@ -57,7 +58,7 @@ def test_what_is_drawn_obeys_the_laws_of_a_trace(
     folder = tmp_path_factory.mktemp("drawn")
     (folder / "m.json").write_bytes(to_json(model))
 
-    report = generate_from_model(folder / "m.json", folder / "t.parquet", seed, scale=scale)
+    report = generate_from_model(folder / "m.json", folder / "t.parquet", seed, Wishes(scale=scale))
     rows = rows_of(folder / "t.parquet")
 
     assert_lawful(rows)
@@ -174,7 +175,7 @@ def test_nested_prefixes_are_drawn_as_a_tree(tmp_path: Path) -> None:
 def test_amounts_that_make_no_trace_and_files_that_are_no_model_are_named(tmp_path: Path, model: Model) -> None:
     (tmp_path / "m.json").write_bytes(to_json(model))
     with pytest.raises(TraceError, match="nothing was drawn"):
-        generate_from_model(tmp_path / "m.json", tmp_path / "t.parquet", 0, duration_s=1e-9)
+        generate_from_model(tmp_path / "m.json", tmp_path / "t.parquet", 0, Wishes(duration_s=1e-9))
     assert not (tmp_path / "t.parquet").exists()
     (tmp_path / "m.json").write_text('{"requests": "many"}')
     with pytest.raises(TraceError, match="not a model file"):
