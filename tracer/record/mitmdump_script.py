@@ -8,7 +8,6 @@ routes none; the trace is written when mitmdump ends.
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,8 +46,8 @@ class Script:
                 key_path=options.chatreel_key or None,
                 chunk_times=options.chatreel_chunk_times,
             )
-            self._worker = prepare(self._config, {})
-            await self._start()
+            self._worker, started_ns = prepare(self._config, {})
+            await self._start(started_ns)
         except TraceError as error:
             _log.error("chatreel cannot record: %s", error)  # while mitmdump starts, an error ends it
 
@@ -64,8 +63,8 @@ class Script:
         else:
             _log.info("chatreel: %d requests -> %s", result.rows, result.path)
 
-    async def _start(self) -> None:
-        session = Session(self._config, self._worker, _log.warning, lambda _: None, time.monotonic_ns())
+    async def _start(self, started_ns: int) -> None:
+        session = Session(self._config, self._worker, _log.warning, lambda _: None, started_ns)
         try:
             recorder = await session.open(None)
         except TraceError:

@@ -48,7 +48,7 @@ def record(
     warn = on_warning or _to_stderr
     if config.keep_text:
         warn(warning(Path(config.out)))
-    worker, started_ns = prepare(config, tokenize_urls(config)), time.monotonic_ns()
+    worker, started_ns = prepare(config, tokenize_urls(config))
     kind = Session if config.workers == 1 else Supervisor
     session = kind(config, worker, warn, on_stats or (lambda _: None), started_ns)
     try:
@@ -60,12 +60,17 @@ def record(
     return finish(config, worker, session, warn)
 
 
-def prepare(config: RecordConfig, tokenize_urls: Mapping[str, str]) -> WorkerConfig:
-    """Key and folder of segments stand afterwards. Raises TraceError."""
+def prepare(config: RecordConfig, tokenize_urls: Mapping[str, str]) -> tuple[WorkerConfig, int]:
+    """(what the worker needs, monotonic clock at arrival_ns == 0). Key and folder of segments stand afterwards.
+
+    Raises TraceError.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts
     lift_file_limit()  # each request under way holds two connections
     folder, key_path = _lay_out(Path(config.out), config.key_path)
-    return WorkerConfig(
+    producer = f"chatreel {metadata.version('chatreel')}"
+    started_ns, epoch_ns = time.monotonic_ns(), time.time_ns()  # one moment on both clocks
+    worker = WorkerConfig(
         folder=str(folder),
         key_path=str(key_path),
         tokenizer=config.tokenizer,
@@ -74,9 +79,10 @@ def prepare(config: RecordConfig, tokenize_urls: Mapping[str, str]) -> WorkerCon
         tokenize_urls=dict(tokenize_urls),
         upstream_ca=config.upstream_ca,
         keep_text=config.keep_text,
-        epoch_ns=time.time_ns(),
-        producer=f"chatreel {metadata.version('chatreel')}",
+        epoch_ns=epoch_ns,
+        producer=producer,
     )
+    return worker, started_ns
 
 
 def finish(
