@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from chatreel.comparing import GATE_MISSED
+from chatreel.corpus_check import CorpusCheck, Tokenized, read_corpus, tokenized
+from synth.corpus import Corpus, corpus_answer, corpus_messages
 from synth.frame import Frame, Message, Render, measured, measured_plain, render_with
 from synth.layout import Layout, OpenSessions, Previous, Prompt, Segment
 from synth.text import Batch, answer_text, messages, prompt_words
@@ -48,6 +50,7 @@ class Options:
     limit: int | None = None
     check: int = 200
     workers: int = 0  # 0: one per core
+    corpus: Path | None = None
 
 
 @dataclass(slots=True)
@@ -74,7 +77,7 @@ def run_materialize(trace: Path, out_path: Path, options: Options, say: Callable
         raise TraceError("no such format", seen=options.format, wanted=", ".join(FORMATS))
     say(f"seed {options.seed}")
     words, ids = safe_words(options.tokenizer)
-    vocabulary = Vocabulary(ids=ids, words=words)
+    vocabulary: Vocabulary | Corpus = Vocabulary(ids=ids, words=words)
     tokenizer = load_tokenizer(options.tokenizer)
     render = render_with(tokenizer)
     is_plain = options.format in WITHOUT_TEMPLATE
@@ -84,12 +87,24 @@ def run_materialize(trace: Path, out_path: Path, options: Options, say: Callable
         for line in _template_warnings(frame):
             say(line)
     tally = _Tally()
-    checker = _Checker(
-        render if not is_plain else lambda one: tokenizer.encode(one[0]["content"]), read_footer(trace).block_tokens
-    )
+    block_tokens = read_footer(trace).block_tokens
+    whole = _whole_prompt(options)
+    check: CorpusCheck | None = None
+    if options.corpus is not None:
+        vocabulary = read_corpus(options.corpus, whole, frame, words[0].decode(), block_tokens)
+        check = CorpusCheck(options.corpus)
+        say(f"{options.corpus.name}: {len(vocabulary.pieces):,} words are used, as {len(vocabulary.pages):,} pages")
+        if vocabulary.left_out:
+            say(f"{vocabulary.left_out:,} words left out: too long, or with other tokens beside other words")
+    checker = _Checker(whole, block_tokens, check)
     _write(out_path, _lines(trace, frame, vocabulary, options, tally, checker))
     for line in _told(tally, options, out_path):
         say(line)
+    if check is not None:
+        say(f"checked with the tokenizer: all of {check.checked:,} prompts exact in length and sharing")
+        if check.left_out:
+            say(f"{check.left_out:,} are not exact, for the reasons above")
+            return GATE_MISSED
     return GATE_MISSED if tally.wrong else 0
 
 
@@ -132,7 +147,7 @@ def _told(tally: _Tally, options: Options, out_path: Path) -> Iterator[str]:
 
 
 def _lines(
-    trace: Path, frame: Frame, vocabulary: Vocabulary, options: Options, tally: _Tally, checker: "_Checker"
+    trace: Path, frame: Frame, vocabulary: Vocabulary | Corpus, options: Options, tally: _Tally, checker: "_Checker"
 ) -> Iterator[bytes]:
     """Encoded lines, in order. Layout needs one order and is cheap; words are made side by side."""
     last_row = _last_rows(trace, options.limit)
@@ -142,16 +157,24 @@ def _lines(
         return
     workers = options.workers or min(os.cpu_count() or 1, 8)
     with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(options, vocabulary)) as pool:
-        pending: list[tuple[Future[bytes], _Laid]] = []
+        pending: list[tuple[Future[tuple[bytes, Tokenized | None]], _Laid]] = []
         for laid in batches:
             if checker.wanted(options.check, tally):
                 checker.check(laid, _messages(laid, options, vocabulary), options.check, tally)
             pending.append((pool.submit(_encoded, laid), laid))
             if len(pending) > 2 * workers:
-                yield pending.pop(0)[0].result()
+                yield _received(pending.pop(0), checker)
             tally.lines += len(laid.prompts)
-        for future, _ in pending:
-            yield future.result()
+        for one in pending:
+            yield _received(one, checker)
+    checker.finish()
+
+
+def _received(one: "tuple[Future[tuple[bytes, Tokenized | None]], _Laid]", checker: "_Checker") -> bytes:
+    lines, found = one[0].result()
+    if found is not None and checker.whole is not None:
+        checker.whole.take(one[1].batch, one[1].prompts, found)
+    return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,18 +277,27 @@ def _last_rows(trace: Path, limit: int | None) -> NDArray[np.int64]:
 _worker: dict[str, Any] = {}  # one process, one dataset
 
 
-def _start_worker(options: Options, vocabulary: Vocabulary) -> None:
+def _start_worker(options: Options, vocabulary: Vocabulary | Corpus) -> None:
     _worker.update(options=options, vocabulary=vocabulary)
 
 
-def _encoded(laid: _Laid) -> bytes:
+def _encoded(laid: _Laid) -> tuple[bytes, Tokenized | None]:
     options: Options = _worker["options"]
     encoder = msgspec.json.Encoder()
     rows = _messages(laid, options, _worker["vocabulary"])
-    return encoder.encode_lines(_row(laid, number, one, options.format) for number, one in enumerate(rows))
+    found = tokenized(laid.batch, rows, _whole_prompt(options)) if options.corpus is not None else None
+    return encoder.encode_lines(_row(laid, number, one, options.format) for number, one in enumerate(rows)), found
 
 
-def _messages(laid: _Laid, options: Options, vocabulary: Vocabulary) -> list[list[Message]]:
+def _whole_prompt(options: Options) -> Render:
+    """Tokens of a prompt as the server would count them."""
+    tokenizer = load_tokenizer(options.tokenizer)
+    return (lambda one: tokenizer.encode(one[0]["content"])) if options.format in WITHOUT_TEMPLATE else render_with(tokenizer)
+
+
+def _messages(laid: _Laid, options: Options, vocabulary: Vocabulary | Corpus) -> list[list[Message]]:
+    if isinstance(vocabulary, Corpus):
+        return corpus_messages(laid.batch, [one.segments for one in laid.prompts], options.seed, vocabulary)
     assert vocabulary.words is not None
     width = vocabulary.words.itemsize
     words = prompt_words(laid.batch, options.seed, vocabulary)
@@ -286,7 +318,7 @@ def _row(laid: _Laid, number: int, chat: list[Message], name: str) -> dict[str, 
 def _by_session(
     last_row: NDArray[np.int64],
     batches: Iterator[_Laid],
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | Corpus,
     options: Options,
     tally: _Tally,
     checker: "_Checker",
@@ -298,6 +330,8 @@ def _by_session(
         rows = _messages(laid, options, vocabulary)
         if checker.wanted(options.check, tally):
             checker.check(laid, rows, options.check, tally)
+        if checker.whole is not None:
+            checker.whole.take(laid.batch, laid.prompts, tokenized(laid.batch, rows, checker.render))
         for number, chat in enumerate(rows):
             row, name = laid.batch.first + number, int(laid.session[number])
             one = alive.setdefault(name if name >= 0 else -1 - row, _Session())
@@ -309,12 +343,13 @@ def _by_session(
             line = msgspec.json.encode(_conversation(laid, number, chat, one, row, vocabulary, options))
             yield (b"[\n" if tally.lines == 0 else b",\n") + line if is_list else line + b"\n"
             tally.lines += 1
+    checker.finish()
     if is_list and tally.lines:
         yield b"\n]\n"
 
 
 def _conversation(
-    laid: _Laid, number: int, chat: list[Message], session: _Session, row: int, vocabulary: Vocabulary, options: Options
+    laid: _Laid, number: int, chat: list[Message], session: _Session, row: int, vocabulary: Vocabulary | Corpus, options: Options
 ) -> dict[str, Any]:
     if options.format == "aiperf_multi":
         turns: list[dict[str, Any]] = [{"text": text} for text in session.turns]
@@ -323,21 +358,28 @@ def _conversation(
         return {"session_id": f"session-{row}", "turns": turns}
     who = {"user": "human", "assistant": "gpt"}
     said = [{"from": who[one["role"]], "value": one["content"]} for one in chat]
-    text = answer_text(row, int(laid.batch.output_tokens[number]), options.seed, vocabulary)
+    tokens = int(laid.batch.output_tokens[number])
+    make = corpus_answer if isinstance(vocabulary, Corpus) else answer_text
+    text = make(row, tokens, options.seed, vocabulary)  # type: ignore[arg-type]
     return {"id": f"chatreel-{row}", "conversations": [*said, {"from": "gpt", "value": text}]}
 
 
 class _Checker:
     """Tokenizes the first prompts as a server would: lengths, and that blocks are equal where, and only where, ids are."""
 
-    def __init__(self, render: Render, block_tokens: int) -> None:
+    def __init__(self, render: Render, block_tokens: int, whole: CorpusCheck | None = None) -> None:
         self.render = render
+        self.whole = whole  # of a user's text all prompts are checked, by this
         self.block_tokens = block_tokens
         self._tokens_of: dict[int, tuple[int, ...]] = {}
         self._ids_of: dict[tuple[int, ...], int] = {}
 
     def wanted(self, check: int, tally: _Tally) -> bool:
-        return tally.checked < check
+        return self.whole is None and tally.checked < check
+
+    def finish(self) -> None:
+        if self.whole is not None:
+            self.whole.finish()
 
     def check(self, laid: _Laid, rows: list[list[Message]], check: int, tally: _Tally) -> None:
         for number, chat in enumerate(rows[: check - tally.checked]):

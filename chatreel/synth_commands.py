@@ -19,9 +19,7 @@ def fit(
     out_path: Annotated[Path, typer.Option("-o", "--out", help="Where to write the model (JSON).", show_default=False)],
     bootstrap: Annotated[
         bool,
-        typer.Option(
-            "--bootstrap", help="Keep the trace's rows instead, without text: `generate` draws its sharing groups again."
-        ),
+        typer.Option("--bootstrap", help="Keep the trace's rows instead (no text): `generate` draws its sharing groups again."),
     ] = False,
 ) -> None:
     """Learn a workload: a small JSON file, without any row of the trace, from which `generate` draws."""
@@ -55,10 +53,15 @@ def materialize(
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
     check: Annotated[int, typer.Option(help="Tokenize so many prompts again and compare lengths and blocks.")] = 200,
     workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Make prompts of this text (UTF-8) instead of safe words; all of them are then checked.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same bytes; another one is new to every cache.")] = 0,
 ) -> None:
     """Write real prompts for any tool: exact token counts, exactly the trace's sharing; exit code 4 if a check says otherwise."""
     from chatreel.materializing import Options, run_materialize
 
-    options = Options(format=dataset_format, tokenizer=tokenizer, limit=limit, check=check, workers=workers, seed=seed)
+    options = Options(
+        format=dataset_format, tokenizer=tokenizer, limit=limit, check=check, workers=workers, seed=seed, corpus=corpus
+    )
     raise typer.Exit(run_materialize(trace, out_path, options, lambda line: typer.echo(line, err=True)))

@@ -41,7 +41,7 @@ def prompt_words(batch: Batch, salt: int, vocabulary: Vocabulary) -> list[bytes]
     is_rest[first[1:] - 1] = True
     names = np.empty(first[-1], dtype=np.int64)
     names[~is_rest] = batch.blocks.ids
-    rest, is_tail = _rests(batch)
+    rest, is_tail = rests(batch)
     names[is_rest] = rest
     widths = np.full(first[-1], batch.block_tokens)
     widths[is_rest] = batch.input_tokens - counts * batch.block_tokens
@@ -52,7 +52,7 @@ def prompt_words(batch: Batch, salt: int, vocabulary: Vocabulary) -> list[bytes]
     return [found[begin:end].tobytes() for begin, end in zip(ends[:-1], ends[1:], strict=True)]
 
 
-def _rests(batch: Batch) -> tuple[Ints, NDArray[np.bool_]]:
+def rests(batch: Batch) -> tuple[Ints, NDArray[np.bool_]]:
     """Name of what follows the last full block, and whether that is a tail's name (else a block's)."""
     count = len(batch.input_tokens)
     has_answer = batch.in_session & (batch.answers.lengths > 0)

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chatreel.cli import app
+from synth.corpus import Corpus
 from synth.generating import generate_trace
 from synth.model import load_workload
 from tracer.tokens import encode_chat, load_tokenizer
@@ -96,3 +97,35 @@ def test_prompts_shorter_than_their_template_are_told_and_are_a_miss(tmp_path: P
 
     assert done.exit_code == 4
     assert "20 prompts are shorter than the template" in done.output and "0 of 20 prompts exact" in done.output
+
+
+@pytest.mark.parametrize("name", ["openai", "vllm_custom", "aiperf", "aiperf_multi", "sharegpt"])
+def test_a_text_of_ones_own_is_exact_in_every_format_and_said_so(trace: Path, tmp_path: Path, name: str) -> None:
+    corpus = ["--corpus", str(Path(__file__).resolve().parents[2] / "README.md"), "--format", name]
+    first, second, other = (tmp_path / part for part in "abc")
+
+    done = run(trace, first, *corpus)
+    run(trace, second, *corpus, "--workers", "1")
+    run(trace, other, *corpus, "--seed", "5")
+
+    assert done.exit_code == 0, done.output
+    assert "all of 120 prompts exact in length and sharing" in done.output and "README.md: " in done.output
+    assert first.read_bytes() == second.read_bytes() != other.read_bytes()
+    if name == "openai":
+        lines = [json.loads(line) for line in first.read_text().splitlines()]
+        for line, row in zip(lines, iter_requests(trace), strict=True):
+            assert sum(map(len, encode_chat(load_tokenizer("cl100k"), line["messages"]))) == row["input_tokens"]
+
+
+def test_a_text_that_comes_out_otherwise_is_refused_and_nothing_is_written(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Corpus.filled
+    monkeypatch.setattr(Corpus, "filled", lambda self, number, tokens: page(self, number, tokens) + ("!" if tokens == 16 else ""))
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+
+    done = run(trace, tmp_path / "d.jsonl", "--corpus", str(readme), "--format", "sharegpt")
+
+    assert done.exit_code == 1
+    assert "README.md" in str(done.exception) and "of 120 prompts" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []

@@ -56,7 +56,7 @@ def test_the_file_is_readable_numbers_ids_afresh_and_says_loudly_what_it_holds(t
             "input_blocks": [7, 9, 11],
             "input_tail_id": 4,
         },
-        {"request_id": 1, "arrival_ns": 5, "input_tokens": 48, "output_tokens": 3, "input_blocks": [7, 9, 30]},
+        {"request_id": 1, "arrival_ns": 5, "input_tokens": 48, "input_blocks": [7, 9, 30]},
     ]
     write_trace(tmp_path / "t.parquet", rows, Footer())  # type: ignore[arg-type]
 
