@@ -27,6 +27,7 @@ class Target:
     metrics_url: str
     has_metrics: bool
     kv_capacity_tokens: int | None
+    block_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -61,6 +62,7 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         metrics_url=page,
         has_metrics=state is not None,
         kv_capacity_tokens=state.kv_capacity_tokens if state else None,
+        block_tokens=state.block_tokens if state else None,
         notes=notes,
     )
 
