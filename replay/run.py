@@ -173,7 +173,7 @@ def _headers(config: ReplayConfig) -> dict[str, str]:
 
 def _predict(plan: Plan, config: ReplayConfig, target: Target) -> Prediction:
     capacity = config.kv_tokens or target.kv_capacity_tokens
-    return predict(plan, capacity, answers_reused=target.returns_token_ids and target.prompt_mode == "ids")
+    return predict(plan, capacity, answers_reused=target.answers_reused)
 
 
 def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any]:
