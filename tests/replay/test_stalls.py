@@ -1,4 +1,4 @@
-"""A server that stops for two seconds, and a client that is not given its time: both show, and only one is the server's fault."""
+"""A server that stops for a while, and a client that is not given its time: both show, and only one is the server's fault."""
 
 import contextlib
 import os
@@ -8,18 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from replay.report.reading import judge_run
+from replay.results import read_outcomes
 from tracer.schema import Footer, Request
 from tracer.tracefile import write_trace
 
+STALL_S = 1.5
 COMMAND = [sys.executable, "-m", "chatreel"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, int]]:
     """(URL, pid) of a simulated server in a process of its own."""
     with subprocess.Popen(
@@ -33,9 +36,9 @@ def server() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Fifty requests a second for four seconds."""
+    """Fifty requests a second for three and a half seconds."""
     rows: list[Request] = [
-        {"request_id": i, "arrival_ns": i * 20_000_000, "input_tokens": 40, "output_tokens": 3} for i in range(200)
+        {"request_id": i, "arrival_ns": i * 20_000_000, "input_tokens": 40, "output_tokens": 3} for i in range(175)
     ]
     write_trace(tmp_path / "t.parquet", rows, Footer())
     return tmp_path / "t.parquet"
@@ -55,18 +58,23 @@ def wait_for_outcomes(run_dir: Path) -> None:
 
 def test_a_stall_of_the_server_is_in_the_tail_of_what_was_planned(trace: Path, server: tuple[str, int]) -> None:
     url, pid = server
+    run_dir = trace.with_name("run")
     process = replaying(trace, url)
-    wait_for_outcomes(trace.with_name("run"))
+    wait_for_outcomes(run_dir)
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(STALL_S)
     os.kill(pid, signal.SIGCONT)
-    process.wait(60)
+    process.wait(90)
 
-    (point,) = judge_run(trace.with_name("run")).points
+    outcomes, _ = read_outcomes(run_dir, 0)
+    firsts_ns = sorted(one.first_token_ns for one in outcomes if one.first_token_ns is not None)
+    begin_ns, end_ns = max(pairwise(firsts_ns), key=lambda pair: pair[1] - pair[0])
+    assert end_ns - begin_ns > 0.9 * STALL_S * 1e9
+    sent = [one for one in outcomes if one.sent_ns is not None and begin_ns < one.sent_ns < end_ns]
+    assert len(sent) > 10  # a client that waits for answers would have had one slow request in this time
+    (point,) = judge_run(run_dir).points
     ttft = point.latency.ttft_schedule_ms
-    assert ttft is not None and ttft.count > 150
-    assert ttft.p99 > 1500  # a client that waits for answers would have had one slow request in these two seconds, not a hundred
-    assert ttft.p50 < 1500
+    assert ttft is not None and ttft.p99 > STALL_S * 500
     assert sum(point.errors.values()) == 0
 
 
@@ -81,12 +89,12 @@ def test_a_client_that_is_held_back_makes_the_run_invalid(trace: Path, server: t
     assert code == 3
     (point,) = judge_run(trace.with_name("run")).points
     assert not point.valid and point.regime == "invalid"
-    assert point.lateness_ms is not None and point.lateness_ms.p99 > 50
+    assert point.lateness_ms is not None and point.lateness_ms.max > 100
 
 
 def hold_back(process: subprocess.Popen[bytes]) -> None:
-    """The client runs a fifth of the time, for six seconds."""
-    for _ in range(24):
+    """The client runs a fifth of the time at most, for as long as the trace lasts if nobody else wants the machine."""
+    for _ in range(12):
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGSTOP)
             time.sleep(0.2)
