@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from replay.calibration import Calibration, calibrate
+from replay.calibration import Calibration, Cost, calibrate
 from replay.sim.engines import engine_named, write_engine
 
 
@@ -35,12 +35,31 @@ def run_calibrate(
             )
         table.add_row(one.name, *cells)
     out.print(table)
+    out.print(_costs(found.costs))
     worst = "; ".join(f"{one.name} {_error(one.name, one.error)}" for one in found.held_back)
-    write_engine(out_path, found.engine, found.name, [f"chatreel calibrate {run_dir}", f"held back: {worst}", *found.notes])
+    unsure = [f"{one.name}: {_surety(one)}" for one in found.costs if not one.is_told]
+    write_engine(
+        out_path, found.engine, found.name, [f"chatreel calibrate {run_dir}", f"held back: {worst}", *unsure, *found.notes]
+    )
     for note in found.notes:
         err.print(note, highlight=False)
     err.print(f"engine: {out_path} ({found.simulations} simulations)", highlight=False)
     return found
+
+
+def _costs(costs: list[Cost]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("cost", "microseconds", "standard error"):
+        table.add_column(title, justify="left" if title == "cost" else "right")
+    for one in costs:
+        table.add_row(one.name.removesuffix("_s"), f"{one.seconds * 1e6:.4g}", _surety(one))
+    return table
+
+
+def _surety(cost: Cost) -> str:
+    if cost.relative_error > 1:
+        return "not told by this run: a guess"
+    return f"{cost.relative_error:.1%}" + ("" if cost.is_told else ", barely told by this run")
 
 
 def _error(name: str, error: float) -> str:

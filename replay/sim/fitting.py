@@ -1,146 +1,162 @@
-"""Step costs out of measured outcomes: each gap between two tokens of an answer is one step of the engine. Pure."""
+"""Step costs out of the steps that a client saw, and how far the steps tell them. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.outcome import Outcome
 from replay.sim.presets import StepCosts
+from replay.sim.seen import Steps
 
 Floats = NDArray[np.float64]
 
-MAX_GAPS = 40_000
-MIN_GAPS = 30
-SAME_STEP = 0.25  # of the median gap: tokens of one step reach the client so far apart
+MIN_STEPS = 30
+IN_STRATUM = 100  # steps of like batch, context and prompts count together as so many
+NAMES = ("overhead_s", "token_overhead_s", "weights_s", "context_token_s", "token_s", "pair_s")
+BORDERS = (1.02, 1.1, 1.4)  # a step so much longer than its answers need is bound by computing: starts that are tried
+FINEST = 2e-4  # relative error that is none: clients note microseconds
+HUBER = 1.345  # of robust standard deviations; 95 % efficient for a normal distribution: Huber, "Robust Statistics" (1981)
+IDENTIFIED = 0.1  # relative standard error of a cost that the steps tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gaps:
-    """What ran during gaps between two tokens of one answer; all shapes [gaps]."""
-
-    seconds: Floats
-    sequences: Floats  # answers under way
-    context_tokens: Floats  # theirs, together
-    prompt_tokens: Floats  # computed, not cached, of requests whose first token came at the end of the gap
-    pairs: Floats  # query-key pairs of these
+class Fit:
+    costs: StepCosts
+    relative_error: dict[str, float]  # standard error of each of NAMES / its value; inf: the steps do not tell it
+    spread: float  # robust relative deviation of the steps
+    loss: float  # mean relative deviation of all steps, also of those that were left out
 
 
-def gaps_of(outcomes: Sequence[Outcome]) -> Gaps:
-    done = [one for one in outcomes if one.error_kind is None and one.first_token_ns and one.chunk_gaps_us and one.input_tokens]
-    ends: list[Floats] = []
-    gaps: list[Floats] = []
-    events: list[tuple[Floats, Floats, Floats]] = []  # times, change of sequences, change of context
-    for one in done:
-        own = np.asarray(one.chunk_gaps_us, dtype=np.float64) / 1e6
-        tokens = np.asarray(one.chunk_tokens or [1] * (len(own) + 1), dtype=np.float64)
-        if len(tokens) != len(own) + 1 or tokens.min() < 1:
-            continue
-        times = (one.first_token_ns or 0) / 1e9 + np.concatenate([[0.0], np.cumsum(own)])
-        ends.append(times[1:])
-        gaps.append(own / tokens[1:])  # several tokens in one chunk: as many steps
-        prompt = float(one.input_tokens or 0)
-        counts = np.zeros(len(times) + 1)
-        counts[0], counts[-1] = 1, -1
-        context = np.concatenate([tokens, [-(prompt + tokens.sum())]])
-        context[0] += prompt
-        events.append((np.append(times, times[-1]), counts, context))
-    if not gaps:
-        none = np.zeros(0)
-        return Gaps(seconds=none, sequences=none, context_tokens=none, prompt_tokens=none, pairs=none)
-    end, seconds = np.concatenate(ends), np.concatenate(gaps)
-    stride = -(-len(end) // MAX_GAPS)
-    end, seconds = end[::stride], seconds[::stride]
-    times, counts, context = (np.concatenate(part) for part in zip(*events, strict=True))
-    middle = end - seconds / 2
-    late = SAME_STEP * float(np.median(seconds))
-    firsts, prompts, pairs = _prompts(done)
-    return Gaps(
-        seconds=seconds,
-        sequences=_running_sum(times, counts, middle),
-        context_tokens=_running_sum(times, context, middle),
-        prompt_tokens=_running_sum(firsts, prompts, end + late) - _running_sum(firsts, prompts, end - seconds + late),
-        pairs=_running_sum(firsts, pairs, end + late) - _running_sum(firsts, pairs, end - seconds + late),
+def costs_from(steps: Steps) -> Fit | None:
+    """Least relative error under Huber's loss over all steps; None where there are too few.
+
+    seconds = overhead + tokens * token overhead + max(weights + context * KV, tokens * compute + pairs * attention)
+    """
+    everything, clear = steps, steps.part(~steps.doubtful)
+    steps = clear if len(clear) >= max(MIN_STEPS, len(steps) // 20) else steps
+    if (steps.prompt_tokens == 0).sum() < MIN_STEPS:
+        return None
+    share = _share(steps)
+    found = [_from(steps, share, border) for border in BORDERS]
+    costs, _, weights = min(found, key=lambda one: one[1])
+    error = _error(steps, costs)
+    computing = _is_computing(steps, costs)
+    columns = _columns(steps, computing)
+    spread = max(_spread(error), FINEST)
+    costs = _with_guess(costs, columns)
+    return Fit(
+        costs=StepCosts(**dict(zip(NAMES, costs.tolist(), strict=True))),
+        relative_error=_told(columns, weights, costs, spread),
+        spread=spread,
+        loss=_loss(everything, costs),
     )
 
 
-def _prompts(done: Sequence[Outcome]) -> tuple[Floats, Floats, Floats]:
-    """(first token, s; computed prompt tokens; query-key pairs) of each request."""
-    cached = np.array([one.cached_tokens or 0 for one in done], dtype=np.float64)
-    computed = np.array([one.input_tokens or 0 for one in done], dtype=np.float64) - cached
-    firsts = np.array([one.first_token_ns or 0 for one in done], dtype=np.float64) / 1e9
-    return firsts, computed, computed * cached + computed * (computed + 1) / 2
+def _loss(steps: Steps, costs: Floats) -> float:
+    """Doubtful steps are bad ones: a wrong token budget makes many."""
+    error = np.minimum(np.abs(_error(steps, costs)), 0.5)
+    return float(np.average(np.where(steps.doubtful, 0.5, error), weights=_share(steps)))
 
 
-def _running_sum(times: Floats, changes: Floats, at: Floats) -> Floats:
-    order = np.argsort(times, kind="stable")
-    sums = np.concatenate([[0.0], np.cumsum(changes[order])])
-    found: Floats = sums[np.searchsorted(times[order], at, side="right")]
+def _with_guess(costs: Floats, columns: Floats) -> Floats:
+    """Where no step was bound by computing: as of a GPU whose ridge is 256 tokens."""
+    if not columns[:, 4].any():
+        costs = costs.copy()
+        costs[4] = (costs[0] + costs[2]) / 256
+    return costs
+
+
+def _share(steps: Steps) -> Floats:
+    """Weights by which a stratum of many steps does not drown one of few."""
+    keys = np.stack([np.log2(1 + part).astype(np.int64) for part in (steps.tokens, steps.context_tokens, steps.prompt_tokens)])
+    _, stratum, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    found: Floats = np.minimum(1.0, IN_STRATUM / counts)[stratum.ravel()]
     return found
 
 
-def costs_from(gaps: Gaps, max_num_batched_tokens: int) -> StepCosts | None:
-    """Regression of the gaps; None where there are too few.
-
-    Without a prompt in them: gap = overhead + weights + sequences * token overhead + context * KV. With one, where that
-    is not enough: gap = overhead + tokens * compute + pairs * attention. What both call overhead is told apart only by
-    the second, so by few gaps: prediction needs the sums.
-    """
-    alone = gaps.prompt_tokens == 0
-    if alone.sum() < MIN_GAPS:
-        return None
-    ones = np.ones(len(gaps.seconds))
-    columns = np.stack([ones, gaps.sequences, gaps.context_tokens], axis=1)
-    step_s, token_overhead_s, context_s = _fit(columns[alone], gaps.seconds[alone])
-    decode_s = columns @ np.array([step_s, token_overhead_s, context_s])
-    whole = (gaps.prompt_tokens > 0) & (gaps.prompt_tokens <= max_num_batched_tokens)  # else some steps saw a part of it
-    longer = whole & (gaps.seconds > 1.1 * decode_s)
-    costs = StepCosts(
-        overhead_s=0.0,
-        token_overhead_s=token_overhead_s,
-        weights_s=step_s,
-        context_token_s=context_s,
-        token_s=step_s / 256,  # where no prompt was ever longer than a step: as of a GPU whose ridge is 256 tokens
-        pair_s=0.0,
-    )
-    if longer.sum() < MIN_GAPS:
-        return costs
-    tokens = gaps.prompt_tokens + gaps.sequences
-    compute = np.stack([ones, tokens, gaps.pairs + gaps.context_tokens], axis=1)
-    beside = gaps.seconds - token_overhead_s * tokens
-    overhead_s, token_s, pair_s = _fit(compute[longer], np.maximum(beside[longer], 1e-9))
-    overhead_s = min(overhead_s, step_s)
-    return replace(costs, overhead_s=overhead_s, weights_s=step_s - overhead_s, token_s=token_s, pair_s=pair_s)
-
-
-def _fit(columns: Floats, seconds: Floats) -> list[float]:
-    """Coefficients >= 0 of least relative error, outliers left out (twice: more than 4 median deviations away)."""
-    keep = np.ones(len(seconds), dtype=bool)
-    found = np.zeros(columns.shape[1])
-    for _ in range(3):
-        found = _nonnegative(columns[keep] / seconds[keep, None], np.ones(int(keep.sum())))
-        error = columns @ found / seconds - 1
-        spread = float(np.median(np.abs(error - np.median(error))))
-        again = np.abs(error - np.median(error)) <= 4 * spread + 1e-6
-        if again.sum() < MIN_GAPS:
+def _from(steps: Steps, share: Floats, border: float) -> tuple[Floats, float, Floats]:
+    """(costs, loss, weights) after turns of: which side binds each step, how much it weighs, which costs are best."""
+    prompts = steps.prompt_tokens > 0
+    answers = _columns(steps, np.zeros(len(steps), dtype=bool))
+    weights = share * ~prompts
+    costs = np.zeros(len(NAMES))
+    for _ in range(5):
+        costs = _nonnegative(answers[:, 1:4], weights)
+        costs = np.array([0.0, *costs, 0.0, 0.0])
+        weights = share * ~prompts * _huber(1 - answers @ costs)
+    computing = prompts & (answers @ costs < 1 / border)
+    for _ in range(60):
+        columns = _columns(steps, computing)
+        weights = share * _huber(_error(steps, costs)) if costs[4] or costs[5] else share
+        again = _nonnegative(columns, weights)
+        settled = bool(np.allclose(again, costs, rtol=1e-7))
+        costs, computing = again, _is_computing(steps, again)
+        if settled:
             break
-        keep = again
-    return [float(value) for value in found]
+    error = _error(steps, costs)
+    scale = max(float(np.average(np.abs(error), weights=share)), 1e-12)
+    return costs, scale, share * _huber(error)
 
 
-def _nonnegative(columns: Floats, wanted: Floats) -> Floats:
-    """Least squares with no negative coefficient: the best of all subsets of so few columns."""
+def _columns(steps: Steps, computing: NDArray[np.bool_]) -> Floats:
+    """[steps, 6] per second of the step, so that costs @ columns is 1 where they fit."""
+    one = np.ones(len(steps))
+    tokens, memory = steps.tokens, ~computing
+    parts = [one, tokens, memory, steps.context_tokens * memory, tokens * computing, steps.pairs * computing]
+    found: Floats = np.stack(parts, axis=1) / steps.seconds[:, None]
+    return found
+
+
+def _is_computing(steps: Steps, costs: Floats) -> NDArray[np.bool_]:
+    _, _, weights_s, context_s, token_s, pair_s = costs.tolist()
+    found: NDArray[np.bool_] = steps.tokens * token_s + steps.pairs * pair_s > weights_s + steps.context_tokens * context_s
+    return found
+
+
+def _error(steps: Steps, costs: Floats) -> Floats:
+    found: Floats = _columns(steps, _is_computing(steps, costs)) @ costs - 1
+    return found
+
+
+def _spread(error: Floats) -> float:
+    return 1.4826 * float(np.median(np.abs(error)))
+
+
+def _huber(error: Floats) -> Floats:
+    limit = HUBER * max(_spread(error), FINEST)
+    found: Floats = np.minimum(1.0, limit / np.maximum(np.abs(error), 1e-12))
+    return found
+
+
+def _told(columns: Floats, weights: Floats, costs: Floats, spread: float) -> dict[str, float]:
+    """Standard errors of weighted least squares, relative; of steps that count once a stratum's share is taken."""
+    scale = np.where(costs > 0, costs, 0.0)
+    used = np.flatnonzero((scale > 0) & columns.any(axis=0))
+    found = dict.fromkeys(NAMES, float("inf"))
+    if not len(used):
+        return found
+    part = columns[:, used] * scale[used]
+    values, vectors = np.linalg.eigh(part.T @ (part * weights[:, None]))
+    variance = spread**2 * (vectors**2 / np.maximum(values, 1e-12 * values.max())).sum(axis=1)
+    for place, error in zip(used.tolist(), np.sqrt(variance).tolist(), strict=True):
+        found[NAMES[place]] = error
+    return found
+
+
+def _nonnegative(columns: Floats, weights: Floats) -> Floats:
+    """Weighted least squares to ones with no negative coefficient: the best of all subsets of so few columns."""
     width = columns.shape[1]
-    best, best_error = np.zeros(width), float(wanted @ wanted)
     scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
+    part = columns / scale
+    gram, wanted = part.T @ (part * weights[:, None]), part.T @ weights
+    best, best_gain = np.zeros(width), 0.0
     for count in range(1, width + 1):
         for some in combinations(range(width), count):
             chosen = list(some)
-            part = np.linalg.lstsq(columns[:, chosen] / scale[chosen], wanted, rcond=None)[0]
-            error = float(((columns[:, chosen] / scale[chosen] @ part - wanted) ** 2).sum())
-            if part.min() >= 0 and error < best_error:
-                best, best_error = np.zeros(width), error
-                best[chosen] = part / scale[chosen]
+            values = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], wanted[chosen], rcond=1e-12)[0]
+            gain = float(2 * values @ wanted[chosen] - values @ gram[np.ix_(chosen, chosen)] @ values)
+            if values.min() >= 0 and gain > best_gain + 1e-15:
+                best, best_gain = np.zeros(width), gain
+                best[chosen] = values / scale[chosen]
     return best

@@ -1,0 +1,207 @@
+"""Steps of an engine as its client saw them: tokens that come together are the end of a step. Pure.
+
+What a step computed follows from the rules of the scheduler: a token of each answer under way, then prompts in the order in
+which they end, each with what the token budget leaves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.outcome import Outcome
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+TOGETHER = 0.3  # of a short step: tokens of one step reach the client so far apart at most
+WHOLE = 0.9  # a step in which fewer of the answers under way got a token is not understood
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """All shapes [steps]. Prompts count what was computed of them, not what was cached."""
+
+    seconds: Floats
+    end_s: Floats
+    tokens: Floats  # computed, of answers and prompts
+    context_tokens: Floats  # of all that were worked on
+    pairs: Floats  # query and key
+    prompt_tokens: Floats
+    doubtful: NDArray[np.bool_]  # not all of what it computed is known
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def part(self, chosen: NDArray[np.bool_]) -> "Steps":
+        return Steps(**{name: getattr(self, name)[chosen] for name in self.__slots__})
+
+
+def steps_of(outcomes: Sequence[Outcome], *, max_num_batched_tokens: int, max_num_seqs: int, before_s: float) -> Steps:
+    """`before_s`: from when a request is sent until the engine knows of it, as far as known."""
+    done = [one for one in outcomes if one.first_token_ns and one.chunk_gaps_us and one.input_tokens and one.sent_ns is not None]
+    if not done:
+        return joined([])
+    tokens = _tokens(done)
+    step_of, count = _steps(tokens)
+    end_s = _medians(tokens.at_s, step_of, count)
+    follows = tokens.gap_s > 0
+    seconds = _medians(tokens.gap_s[follows], step_of[follows], count)
+    middle = end_s - np.nan_to_num(seconds) / 2
+    answering = _running_sum(tokens.change_at_s, tokens.change, middle)
+    context = _running_sum(tokens.change_at_s, tokens.context_change, middle)
+    gave = np.bincount(step_of[follows], minlength=count)
+    prompts = _Prompts(done, step_of[tokens.gap_s == 0], before_s)
+    worked = prompts.run(end_s, np.nan_to_num(seconds), max_num_batched_tokens - answering, max_num_seqs - answering)
+    steps = Steps(
+        seconds=seconds,
+        end_s=end_s,
+        tokens=answering + worked[:, 0],
+        context_tokens=context + worked[:, 1],
+        pairs=context + worked[:, 2],
+        prompt_tokens=worked[:, 0],
+        doubtful=(gave < WHOLE * answering) | (worked[:, 3] > 0),
+    )
+    return steps.part(gave > 0)
+
+
+def joined(parts: Sequence[Steps]) -> Steps:
+    def column(name: str) -> Floats:
+        return np.concatenate([np.zeros(0), *(getattr(part, name) for part in parts)])
+
+    return Steps(
+        seconds=column("seconds"),
+        end_s=column("end_s"),
+        tokens=column("tokens"),
+        context_tokens=column("context_tokens"),
+        pairs=column("pairs"),
+        prompt_tokens=column("prompt_tokens"),
+        doubtful=column("doubtful") > 0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """Chunks of all answers, in the order of outcomes; shapes [chunks], of changes [changes]."""
+
+    at_s: Floats
+    gap_s: Floats  # since the chunk before of the same answer; 0: the first
+    owner: Ints
+    change_at_s: Floats  # an answer begins, goes on, ends
+    change: Floats  # of answers under way
+    context_change: Floats
+
+
+def _tokens(done: Sequence[Outcome]) -> _Tokens:
+    at, gap, owner, change_at, change, context_change = [], [], [], [], [], []
+    for number, one in enumerate(done):
+        own = np.asarray(one.chunk_gaps_us, dtype=np.float64) / 1e6
+        counts = np.asarray(one.chunk_tokens or [1] * (len(own) + 1), dtype=np.float64)
+        if len(counts) != len(own) + 1 or counts.min() < 1:
+            counts = np.ones(len(own) + 1)
+        times = (one.first_token_ns or 0) / 1e9 + np.concatenate([[0.0], np.cumsum(own)])
+        single = np.concatenate([[True], counts[1:] == 1])  # several tokens in one chunk: as many steps, not known when
+        at.append(times[single])
+        gap.append(np.concatenate([[0.0], np.maximum(own, 1e-6)])[single])
+        owner.append(np.full(int(single.sum()), number))
+        change_at.append(np.append(times, times[-1]))
+        begins = np.zeros(len(times) + 1)
+        begins[0], begins[-1] = 1, -1
+        change.append(begins)
+        grows = np.append(counts, -(float(one.input_tokens or 0) + counts.sum()))
+        grows[0] += float(one.input_tokens or 0)
+        context_change.append(grows)
+    return _Tokens(
+        at_s=np.concatenate(at),
+        gap_s=np.concatenate(gap),
+        owner=np.concatenate(owner),
+        change_at_s=np.concatenate(change_at),
+        change=np.concatenate(change),
+        context_change=np.concatenate(context_change),
+    )
+
+
+def _steps(tokens: _Tokens) -> tuple[Ints, int]:
+    """(step of each chunk, number of steps): a new one where the next token is later than together, or of an answer seen."""
+    together = TOGETHER * float(np.quantile(tokens.gap_s[tokens.gap_s > 0], 0.1))
+    order = np.argsort(tokens.at_s, kind="stable")
+    far = np.diff(tokens.at_s[order], prepend=-np.inf) > together
+    step_of = np.empty(len(order), dtype=np.int64)
+    step = -1
+    last = np.full(int(tokens.owner.max()) + 1, -1)
+    owners = tokens.owner[order].tolist()
+    for place, (owner, apart) in enumerate(zip(owners, far.tolist(), strict=True)):
+        if apart or last[owner] == step:
+            step += 1
+        last[owner] = step
+        step_of[order[place]] = step
+    return step_of, step + 1
+
+
+def _medians(values: Floats, group: Ints, count: int) -> Floats:
+    """Median of each group; NaN of an empty one."""
+    order = np.lexsort((values, group))
+    sizes = np.bincount(group, minlength=count)
+    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    found = np.full(count, np.nan)
+    some = sizes > 0
+    ordered = values[order]
+    low, high = first + (sizes - 1) // 2, first + sizes // 2
+    found[some] = (ordered[low[some]] + ordered[high[some]]) / 2
+    return found
+
+
+def _running_sum(times: Floats, changes: Floats, at: Floats) -> Floats:
+    order = np.argsort(times, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(changes[order])])
+    found: Floats = sums[np.searchsorted(times[order], at, side="right")]
+    return found
+
+
+class _Prompts:
+    """Which prompts a step worked on. A prompt that could have ended in a step and did not was not in it."""
+
+    def __init__(self, done: Sequence[Outcome], first_step: Ints, before_s: float) -> None:
+        sent = np.array([one.sent_ns or 0 for one in done], dtype=np.float64) / 1e9
+        self.order = np.lexsort((sent, first_step)).tolist()
+        self.arrival_s = (sent + before_s).tolist()
+        self.first_step = first_step.tolist()
+        self.computed = [one.cached_tokens or 0 for one in done]
+        self.cached = list(self.computed)
+        self.length = [one.input_tokens or 0 for one in done]
+
+    def run(self, end_s: Floats, seconds: Floats, budget: Floats, places: Floats) -> Floats:
+        """[steps, 4]: prompt tokens, their context, their pairs, and whether that is doubtful."""
+        worked = np.zeros((len(end_s), 4))
+        next_one = 0
+        begun: list[int] = []  # steps that the head of the line is thought to have had chunks in
+        for step, (end, lasted, left, room) in enumerate(
+            zip(end_s.tolist(), seconds.tolist(), budget.tolist(), places.tolist(), strict=True)
+        ):
+            while next_one < len(self.order) and self.first_step[self.order[next_one]] <= step:
+                one = self.order[next_one]
+                count = self.length[one] - self.computed[one]
+                if count > left:
+                    worked[[step, *begun], 3] = 1
+                self._work(one, count, worked[step])
+                left, room, next_one, begun = left - count, room - 1, next_one + 1, []
+            if next_one == len(self.order) or not lasted:
+                continue
+            one = self.order[next_one]
+            if left < 1 or (room < 1 and not begun) or self.arrival_s[one] > end - 0.7 * lasted:
+                continue
+            if self.length[one] - self.computed[one] > left:
+                if self.arrival_s[one] > end - 1.3 * lasted:
+                    worked[step, 3] = 1
+                self._work(one, int(left), worked[step])
+                begun.append(step)
+            elif begun:  # it would have ended here: it was not in those steps
+                worked[begun, 3] = 1
+                self.computed[one], begun = self.cached[one], []
+        return worked
+
+    def _work(self, one: int, count: int, into: Floats) -> None:
+        before = self.computed[one]
+        self.computed[one] = before + count
+        into[:3] += (count, before + count, count * before + count * (count + 1) / 2)
