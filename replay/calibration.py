@@ -22,8 +22,8 @@ from replay.run import planned
 from replay.sim.engines import measured
 from replay.sim.fitting import IDENTIFIED, NAMES, Fit, costs_from
 from replay.sim.presets import Preset, changed
-from replay.sim.seen import joined, steps_of
-from replay.sim.tuning import Pair, Point, Tries, simulated, ttft_ms, tuned, values_of, with_request_overhead
+from replay.sim.seen import heard_of_s, joined, steps_of
+from replay.sim.tuning import Pair, Point, Tries, simulated, ttft_ms, tuned, values_of
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +31,7 @@ FIT_SHARE = 2 / 3
 MIN_REQUESTS = 20
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_tokens": 16}
 BUDGETS = (8192, 256, 512, 1024, 2048, 4096, 16384, 32768)  # tried where nobody says; the default first: it wins a draw
+_UNTOLD_S = 1e-3
 BETTER = 0.95  # of the loss of the default: from here on another budget is believed
 
 
@@ -103,16 +104,14 @@ def calibrate(run_dir: Path, *, trace: Path | None = None, base: Preset | None =
     length = base.model.max_model_len if base is not None else chosen["kv_tokens"]
     start = changed(measured(facts.model, costs, max_model_len=length, **chosen))
     tries = Tries(points)
-    start = with_request_overhead(tries, start)
-    fit = _fit(points, chosen, start.request_overhead_s) if fit is not None else None  # which steps a prompt was in, again
-    start = start if fit is None else replace(start, given_costs=fit.costs)
     errors = dict.fromkeys(NAMES, float("inf")) if fit is None else fit.relative_error
+    start = replace(start, request_overhead_s=_UNTOLD_S if fit is None else fit.request_overhead_s)
     engine = tuned(tries, start, errors)
     fitted, held_back = _compare(points, engine)
     return Calibration(
         engine=engine,
         name=f"{facts.model} at {facts.target}, calibrated",
-        costs=_costs(engine, errors, tries.apart_s(engine)),
+        costs=[Cost(name=name, seconds=_cost_s(engine, name), relative_error=errors[name]) for name in NAMES],
         fitted=fitted,
         held_back=held_back,
         simulations=tries.count,
@@ -182,8 +181,8 @@ def _budget(points: Sequence[Point], chosen: dict[str, int], notes: list[str]) -
     """The fit, and into `chosen` the token budget, if it is not there: that with which the steps fit best."""
     name = "max_num_batched_tokens"
     if name in chosen:
-        return _fit(points, chosen, 0.0)
-    fits = {one: found for one in BUDGETS if (found := _fit(points, {**chosen, name: one}, 0.0)) is not None}
+        return _fit(points, chosen)
+    fits = {one: found for one in BUDGETS if (found := _fit(points, {**chosen, name: one})) is not None}
     best = min(fits, key=lambda budget: fits[budget].loss, default=BUDGETS[0])
     if fits and fits[best].loss > BETTER * fits[BUDGETS[0]].loss:
         best = BUDGETS[0]
@@ -192,23 +191,41 @@ def _budget(points: Sequence[Point], chosen: dict[str, int], notes: list[str]) -
     return fits.get(best)
 
 
-def _fit(points: Sequence[Point], limits: Mapping[str, int], before_s: float) -> Fit | None:
-    budget, most = limits["max_num_batched_tokens"], limits["max_num_seqs"]
-    seen = []
-    for point in points:
-        done = list(point.outcomes.values())
-        steps = steps_of(done, max_num_batched_tokens=budget, max_num_seqs=most, before_s=before_s)
-        seen.append(steps.part(steps.end_s < point.cut_ns / 1e9))
-    return costs_from(joined(seen))
+def _fit(points: Sequence[Point], limits: Mapping[str, int]) -> Fit | None:
+    """Twice: when a request is heard of says which steps its prompt was in."""
+    before_s, fit = 0.0, None
+    for _ in range(2):
+        seen = [
+            steps_of(
+                list(point.outcomes.values()),
+                max_num_batched_tokens=limits["max_num_batched_tokens"],
+                max_num_seqs=limits["max_num_seqs"],
+                before_s=before_s,
+                until_s=point.cut_ns / 1e9,
+            )
+            for point in points
+        ]
+        fit = costs_from(joined([steps for steps, _ in seen]))
+        heard = heard_of_s([starts for _, starts in seen])
+        if fit is not None:
+            fit = _with_request_overhead(fit, heard)
+            before_s = fit.request_overhead_s
+    return fit
 
 
-def _costs(engine: Preset, errors: Mapping[str, float], apart_s: Floats) -> list[Cost]:
-    """Each with its standard error; that of the time before scheduling from how far single TTFT are off: a median's."""
-    found = [Cost(name=name, seconds=getattr(engine.costs, name), relative_error=errors[name]) for name in NAMES]
-    before_s = engine.request_overhead_s
-    error_s = 1.25 * 1.4826 * float(np.median(np.abs(apart_s))) / len(apart_s) ** 0.5
-    found.append(Cost(name="request_overhead_s", seconds=before_s, relative_error=error_s / max(before_s, 1e-9)))
-    return found
+def _with_request_overhead(fit: Fit, heard: tuple[float, float] | None) -> Fit:
+    """By an idle engine or by when prompts began on a busy one, whichever tells it better."""
+    name = "request_overhead_s"
+    if heard is not None:
+        seconds, error_s = heard
+        error = error_s / max(seconds, 1e-9)
+        if error < fit.relative_error[name]:
+            return replace(fit, request_overhead_s=seconds, relative_error={**fit.relative_error, name: error})
+    return fit if fit.request_overhead_s > 0 else replace(fit, request_overhead_s=_UNTOLD_S)
+
+
+def _cost_s(engine: Preset, name: str) -> float:
+    return float(engine.request_overhead_s if name == "request_overhead_s" else getattr(engine.costs, name))
 
 
 def _full_batch(run_dir: Path, facts: RunFacts) -> int | None:

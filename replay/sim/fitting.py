@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 MIN_STEPS = 30
 IN_STRATUM = 100  # steps of like batch, context and prompts count together as so many
-NAMES = ("overhead_s", "token_overhead_s", "weights_s", "context_token_s", "token_s", "pair_s")
+NAMES = ("overhead_s", "token_overhead_s", "weights_s", "context_token_s", "token_s", "pair_s", "request_overhead_s")
 BORDERS = (1.02, 1.1, 1.4)  # a step so much longer than its answers need is bound by computing: starts that are tried
 FINEST = 2e-4  # relative error that is none: clients note microseconds
 HUBER = 1.345  # of robust standard deviations; 95 % efficient for a normal distribution: Huber, "Robust Statistics" (1981)
@@ -23,6 +23,7 @@ IDENTIFIED = 0.1  # relative standard error of a cost that the steps tell
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     costs: StepCosts
+    request_overhead_s: float  # as far as an idle engine told it
     relative_error: dict[str, float]  # standard error of each of NAMES / its value; inf: the steps do not tell it
     spread: float  # robust relative deviation of the steps
     loss: float  # mean relative deviation of all steps, also of those that were left out
@@ -31,7 +32,8 @@ class Fit:
 def costs_from(steps: Steps) -> Fit | None:
     """Least relative error under Huber's loss over all steps; None where there are too few.
 
-    seconds = overhead + tokens * token overhead + max(weights + context * KV, tokens * compute + pairs * attention)
+    seconds = overhead + tokens * token overhead + max(weights + context * KV, tokens * compute + pairs * attention),
+    and the request's own overhead where they count from when it was sent.
     """
     everything, clear = steps, steps.part(~steps.doubtful)
     steps = clear if len(clear) >= max(MIN_STEPS, len(steps) // 20) else steps
@@ -46,7 +48,8 @@ def costs_from(steps: Steps) -> Fit | None:
     spread = max(_spread(error), FINEST)
     costs = _with_guess(costs, columns)
     return Fit(
-        costs=StepCosts(**dict(zip(NAMES, costs.tolist(), strict=True))),
+        costs=StepCosts(**dict(zip(NAMES[:-1], costs.tolist()[:-1], strict=True))),
+        request_overhead_s=float(costs[-1]),
         relative_error=_told(columns, weights, costs, spread),
         spread=spread,
         loss=_loss(everything, costs),
@@ -54,9 +57,8 @@ def costs_from(steps: Steps) -> Fit | None:
 
 
 def _loss(steps: Steps, costs: Floats) -> float:
-    """Doubtful steps are bad ones: a wrong token budget makes many."""
-    error = np.minimum(np.abs(_error(steps, costs)), 0.5)
-    return float(np.average(np.where(steps.doubtful, 0.5, error), weights=_share(steps)))
+    """Of doubtful steps too: a wrong token budget makes many."""
+    return float(np.average(np.minimum(np.abs(_error(steps, costs)), 0.5), weights=_share(steps)))
 
 
 def _with_guess(costs: Floats, columns: Floats) -> Floats:
@@ -83,7 +85,7 @@ def _from(steps: Steps, share: Floats, border: float) -> tuple[Floats, float, Fl
     costs = np.zeros(len(NAMES))
     for _ in range(5):
         costs = _nonnegative(answers[:, 1:4], weights)
-        costs = np.array([0.0, *costs, 0.0, 0.0])
+        costs = np.array([0.0, *costs, 0.0, 0.0, 0.0])
         weights = share * ~prompts * _huber(1 - answers @ costs)
     computing = prompts & (answers @ costs < 1 / border)
     for _ in range(60):
@@ -100,16 +102,16 @@ def _from(steps: Steps, share: Floats, border: float) -> tuple[Floats, float, Fl
 
 
 def _columns(steps: Steps, computing: NDArray[np.bool_]) -> Floats:
-    """[steps, 6] per second of the step, so that costs @ columns is 1 where they fit."""
+    """[steps, 7] per second of the step, so that costs @ columns is 1 where they fit."""
     one = np.ones(len(steps))
     tokens, memory = steps.tokens, ~computing
-    parts = [one, tokens, memory, steps.context_tokens * memory, tokens * computing, steps.pairs * computing]
+    parts = [one, tokens, memory, steps.context_tokens * memory, tokens * computing, steps.pairs * computing, steps.alone]
     found: Floats = np.stack(parts, axis=1) / steps.seconds[:, None]
     return found
 
 
 def _is_computing(steps: Steps, costs: Floats) -> NDArray[np.bool_]:
-    _, _, weights_s, context_s, token_s, pair_s = costs.tolist()
+    _, _, weights_s, context_s, token_s, pair_s, _ = costs.tolist()
     found: NDArray[np.bool_] = steps.tokens * token_s + steps.pairs * pair_s > weights_s + steps.context_tokens * context_s
     return found
 

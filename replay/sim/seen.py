@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 TOGETHER = 0.3  # of a short step: tokens of one step reach the client so far apart at most
+MIN_STARTS = 10
 WHOLE = 0.9  # a step in which fewer of the answers under way got a token is not understood
 
 
@@ -30,6 +31,7 @@ class Steps:
     pairs: Floats  # query and key
     prompt_tokens: Floats
     doubtful: NDArray[np.bool_]  # not all of what it computed is known
+    alone: Floats  # 1: a step of an idle engine, timed from when its request was sent; else 0
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -38,32 +40,78 @@ class Steps:
         return Steps(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
 
-def steps_of(outcomes: Sequence[Outcome], *, max_num_batched_tokens: int, max_num_seqs: int, before_s: float) -> Steps:
-    """`before_s`: from when a request is sent until the engine knows of it, as far as known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starts:
+    """Between these, seconds since it was sent, the engine must have heard of a request that had not to wait for room."""
+
+    earliest_s: Floats
+    latest_s: Floats
+
+
+def steps_of(
+    outcomes: Sequence[Outcome], *, max_num_batched_tokens: int, max_num_seqs: int, before_s: float, until_s: float
+) -> tuple[Steps, Starts]:
+    """`before_s`: from when a request is sent until the engine hears of it, as far as known. Steps that end by `until_s`."""
     done = [one for one in outcomes if one.first_token_ns and one.chunk_gaps_us and one.input_tokens and one.sent_ns is not None]
     if not done:
-        return joined([])
+        return joined([]), Starts(earliest_s=np.zeros(0), latest_s=np.zeros(0))
     tokens = _tokens(done)
     step_of, count = _steps(tokens)
     end_s = _medians(tokens.at_s, step_of, count)
     follows = tokens.gap_s > 0
-    seconds = _medians(tokens.gap_s[follows], step_of[follows], count)
-    middle = end_s - np.nan_to_num(seconds) / 2
+    own_s = _medians(tokens.gap_s[follows], step_of[follows], count)
+    seconds = np.nan_to_num(own_s)
+    middle = end_s - np.maximum(seconds / 2, 1e-5)  # before the tokens that end the step
     answering = _running_sum(tokens.change_at_s, tokens.change, middle)
     context = _running_sum(tokens.change_at_s, tokens.context_change, middle)
     gave = np.bincount(step_of[follows], minlength=count)
-    prompts = _Prompts(done, step_of[tokens.gap_s == 0], before_s)
-    worked = prompts.run(end_s, np.nan_to_num(seconds), max_num_batched_tokens - answering, max_num_seqs - answering)
+    first_step = step_of[tokens.gap_s == 0]
+    prompts = _Prompts(done, first_step, before_s)
+    budget, places = max_num_batched_tokens - answering, max_num_seqs - answering
+    worked = prompts.run(end_s, seconds, budget, places)
+    alone_s = np.where(gave == 0, _alone_s(done, first_step, end_s), 0.0)
+    tokens_done = answering + worked[:, 0]
     steps = Steps(
-        seconds=seconds,
+        seconds=np.where(alone_s > 0, alone_s, own_s),
         end_s=end_s,
-        tokens=answering + worked[:, 0],
+        tokens=tokens_done,
         context_tokens=context + worked[:, 1],
         pairs=context + worked[:, 2],
         prompt_tokens=worked[:, 0],
         doubtful=(gave < WHOLE * answering) | (worked[:, 3] > 0),
+        alone=np.where(alone_s > 0, 1.0, 0.0),
     )
-    return steps.part(gave > 0)
+    has_room = (seconds > 0) & (tokens_done < max_num_batched_tokens) & (np.bincount(first_step, minlength=count) < places)
+    starts = _starts(done, np.array(prompts.begins), end_s, seconds, has_room & ~steps.doubtful)
+    early = end_s <= until_s
+    by_then = early[first_step]
+    return steps.part(early & ((gave > 0) | (alone_s > 0))), Starts(
+        earliest_s=starts.earliest_s[by_then], latest_s=starts.latest_s[by_then]
+    )
+
+
+def _alone_s(done: Sequence[Outcome], first_step: Ints, end_s: Floats) -> Floats:
+    """Of each step in which one request came to an idle engine, seconds since it was sent; 0: another step."""
+    found = np.zeros(len(end_s))
+    sent = np.array([one.sent_ns or 0 for one in done], dtype=np.float64) / 1e9
+    last = np.array([one.last_token_ns or one.first_token_ns or 0 for one in done], dtype=np.float64) / 1e9
+    order = np.argsort(sent)
+    busy_until = np.concatenate([[-np.inf], np.maximum.accumulate(last[order])[:-1]])
+    following = np.append(sent[order][1:], np.inf)
+    firsts = end_s[first_step[order]]
+    idle = (busy_until < sent[order]) & (following > firsts)
+    found[first_step[order][idle]] = (firsts - sent[order])[idle]
+    return found
+
+
+def _starts(done: Sequence[Outcome], begins: Ints, end_s: Floats, seconds: Floats, has_room: NDArray[np.bool_]) -> Starts:
+    """A prompt begins with the step that it is in first, if the one before had room for it."""
+    sent = np.array([one.sent_ns or 0 for one in done], dtype=np.float64) / 1e9
+    before = np.maximum(begins - 1, 0)
+    start = end_s[begins] - seconds[begins]
+    usual = (begins > 0) & (seconds[begins] > 0) & has_room[before] & (np.abs(start - end_s[before]) < 0.2 * seconds[before])
+    earliest = np.where(usual, start - seconds[before] - sent, np.nan)
+    return Starts(earliest_s=earliest, latest_s=np.where(usual, start - sent, np.nan))
 
 
 def joined(parts: Sequence[Steps]) -> Steps:
@@ -78,6 +126,7 @@ def joined(parts: Sequence[Steps]) -> Steps:
         pairs=column("pairs"),
         prompt_tokens=column("prompt_tokens"),
         doubtful=column("doubtful") > 0,
+        alone=column("alone"),
     )
 
 
@@ -152,6 +201,23 @@ def _medians(values: Floats, group: Ints, count: int) -> Floats:
     return found
 
 
+def heard_of_s(starts: Sequence[Starts]) -> tuple[float, float] | None:
+    """(seconds, standard error) that lie between earliest and latest of most requests; None: too few tell."""
+    low = np.concatenate([np.zeros(0), *(one.earliest_s for one in starts)])
+    high = np.concatenate([np.zeros(0), *(one.latest_s for one in starts)])
+    usual = (high > 0) & (low < high)
+    low, high = np.maximum(low[usual], 0.0), high[usual]
+    if len(low) < MIN_STARTS:
+        return None
+    at = np.concatenate([low, high])
+    change = np.concatenate([np.ones(len(low)), -np.ones(len(high))])
+    order = np.lexsort((-change, at))
+    within = np.cumsum(change[order])
+    best = np.flatnonzero(within >= within.max() - 0.005 * len(low))
+    first, last = at[order][best[0]], at[order][min(best[-1] + 1, len(order) - 1)]
+    return float(first + last) / 2, float(last - first) / 12**0.5
+
+
 def _running_sum(times: Floats, changes: Floats, at: Floats) -> Floats:
     order = np.argsort(times, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(changes[order])])
@@ -170,6 +236,7 @@ class _Prompts:
         self.computed = [one.cached_tokens or 0 for one in done]
         self.cached = list(self.computed)
         self.length = [one.input_tokens or 0 for one in done]
+        self.begins = first_step.tolist()  # the first step of each, as far as known
 
     def run(self, end_s: Floats, seconds: Floats, budget: Floats, places: Floats) -> Floats:
         """[steps, 4]: prompt tokens, their context, their pairs, and whether that is doubtful."""
@@ -196,9 +263,11 @@ class _Prompts:
                     worked[step, 3] = 1
                 self._work(one, int(left), worked[step])
                 begun.append(step)
+                self.begins[one] = begun[0]
             elif begun:  # it would have ended here: it was not in those steps
                 worked[begun, 3] = 1
                 self.computed[one], begun = self.cached[one], []
+                self.begins[one] = self.first_step[one]
         return worked
 
     def _work(self, one: int, count: int, into: Floats) -> None:

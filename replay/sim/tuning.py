@@ -17,10 +17,12 @@ Pair = tuple[Outcome, Outcome]  # measured, simulated
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 NOISE = 0.02  # of the logarithm of a quantile of a run
+FAR = 2.0  # of NOISE: from here on the loss grows as Huber's: queues grow far where costs are hardly wrong
 GROUPS = (  # costs that change by one factor
     ("overhead_s", "token_overhead_s", "weights_s"),
     ("context_token_s",),
     ("token_s", "pair_s"),
+    ("request_overhead_s",),
 )
 SURE, UNSURE = 0.01, 1.0  # standard deviation of the logarithm of a factor: at least, and of a cost that no step tells
 ROUNDS = 4
@@ -82,50 +84,24 @@ class Tries:
                     found += np.log(np.quantile(ours, QUANTILES) / np.quantile(seen, QUANTILES)).tolist()
         return np.array(found)
 
-    def apart_s(self, engine: Preset) -> Floats:
-        """Measured - simulated TTFT of each request."""
-        return np.array([ttft_ms(one) - ttft_ms(other) for pairs in self.pairs(engine) for one, other in pairs]) / 1e3
-
-
-def with_request_overhead(tries: Tries, engine: Preset) -> Preset:
-    """The time between sending and scheduling that brings the TTFT of the single requests nearest, on average.
-
-    A request waits for the end of a step on average half a step, whatever that time is: so all TTFT grow by it on average.
-    """
-
-    def loss(before_s: float) -> float:
-        return float(np.abs(tries.apart_s(replace(engine, request_overhead_s=before_s))).mean())
-
-    start = tries.apart_s(replace(engine, request_overhead_s=0.0))
-    low, high = np.quantile(start, (0.1, 0.9))
-    around = max(1e-4, float(start[(start >= low) & (start <= high)].mean()))
-    tried = {value: loss(value) for value in around * np.array([0.25, 0.5, 1.0, 1.5, 2.0])}
-    width = 0.25 * around
-    for _ in range(5):
-        best = min(tried, key=lambda value: tried[value])
-        for value in (best - width, best + width):
-            if value > 0:
-                tried[value] = loss(value)
-        width /= 2
-    return replace(engine, request_overhead_s=min(tried, key=lambda value: tried[value]))
-
 
 def tuned(tries: Tries, start: Preset, errors: dict[str, float]) -> Preset:
-    """Gauss-Newton on the logarithms of the factors, each held by its standard error as far as the steps told the cost."""
-    spread = np.clip([max(_finite(errors[name]) for name in group) for group in GROUPS] + [0.3], SURE, UNSURE)
+    """Gauss-Newton on the logarithms of the factors, each held by its standard error, so that it moves if no step tells it."""
+    spread = np.clip([max(_finite(errors[name]) for name in group) for group in GROUPS], SURE, UNSURE)
     best = np.zeros(len(spread))
     error = tries.residuals(start)
 
     def loss(factors: Floats, residuals: Floats) -> float:
-        return float(residuals @ residuals) / NOISE**2 + float(((factors / spread) ** 2).sum())
+        size = np.abs(residuals) / NOISE
+        return float(np.where(size < FAR, size**2, 2 * FAR * size - FAR**2).sum() + ((factors / spread) ** 2).sum())
 
     for _ in range(ROUNDS):
         if float(np.abs(error).mean()) < CLOSE:
             break
         slopes = [(tries.residuals(changed_by(start, best + STEP * unit)) - error) / STEP for unit in np.eye(len(best))]
-        slope = np.stack(slopes, axis=1) / NOISE
-        curvature = slope.T @ slope + np.diag(spread**-2.0)
-        step = np.linalg.solve(curvature, -slope.T @ (error / NOISE) - best / spread**2)
+        slope, weights = np.stack(slopes, axis=1) / NOISE, np.minimum(1.0, FAR * NOISE / np.maximum(np.abs(error), 1e-12))
+        curvature = slope.T @ (slope * weights[:, None]) + np.diag(spread**-2.0)
+        step = np.linalg.solve(curvature, -slope.T @ (weights * error / NOISE) - best / spread**2)
         step = np.clip(step, -LARGEST, LARGEST)
         for part in (1.0, 0.3, 0.1):
             again = tries.residuals(changed_by(start, best + part * step))
@@ -142,8 +118,8 @@ def _finite(error: float) -> float:
 
 
 def changed_by(start: Preset, factors: Floats) -> Preset:
-    """`factors`: logarithms, of GROUPS and of the time before a request is scheduled."""
-    *groups, before = np.exp(factors).tolist()
-    costs = start.costs
-    scaled = {name: getattr(costs, name) * factor for names, factor in zip(GROUPS, groups, strict=True) for name in names}
-    return replace(start, given_costs=replace(costs, **scaled), request_overhead_s=start.request_overhead_s * before)
+    """`factors`: logarithms, of GROUPS."""
+    by_name = {name: factor for names, factor in zip(GROUPS, np.exp(factors).tolist(), strict=True) for name in names}
+    before_s = start.request_overhead_s * by_name.pop("request_overhead_s")
+    costs = replace(start.costs, **{name: getattr(start.costs, name) * factor for name, factor in by_name.items()})
+    return replace(start, given_costs=costs, request_overhead_s=before_s)
