@@ -229,14 +229,12 @@ def _cost_s(engine: Preset, name: str) -> float:
 
 
 def _full_batch(run_dir: Path, facts: RunFacts) -> int | None:
-    """max_num_seqs, where requests waited with KV to spare: then the batch was full, not the memory."""
-    found = []
-    for point in facts.points:
-        samples, _ = read_lines(run_dir / f"point-{point.index}.samples.jsonl", Sample)
-        held_up = [one for one in samples if (one.waiting or 0) >= 2 and one.kv_usage is not None and one.kv_usage < 0.7]
-        found += [int(one.running or 0) for one in held_up]
-    often = [value for value in set(found) if found.count(value) >= max(3, len(found) // 2)]
-    return max(often) if often else None
+    """max_num_seqs, where requests waited with KV to spare and never did more run: then the batch was full, not the memory."""
+    samples = [one for point in facts.points for one in read_lines(run_dir / f"point-{point.index}.samples.jsonl", Sample)[0]]
+    most = max((int(one.running or 0) for one in samples), default=0)
+    full = [one for one in samples if (one.waiting or 0) >= 2 and one.kv_usage is not None and one.kv_usage < 0.7]
+    often = sum(int(one.running or 0) == most for one in full)
+    return most if often >= max(3, len(full) // 2) else None
 
 
 def _e2e_ms(one: Outcome) -> float | None:

@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 
 TOGETHER = 0.3  # of a short step: tokens of one step reach the client so far apart at most
 MIN_STARTS = 10
+UNSURE = 0.2  # of a step: so near to its start nobody knows whether a request was heard of before
 WHOLE = 0.9  # a step in which fewer of the answers under way got a token is not understood
 
 
@@ -66,23 +67,22 @@ def steps_of(
     context = _running_sum(tokens.change_at_s, tokens.context_change, middle)
     gave = np.bincount(step_of[follows], minlength=count)
     first_step = step_of[tokens.gap_s == 0]
-    prompts = _Prompts(done, first_step, before_s)
     budget, places = max_num_batched_tokens - answering, max_num_seqs - answering
-    worked = prompts.run(end_s, seconds, budget, places)
+    worked = _prompts(done, first_step, before_s, end_s, seconds, budget, places)
     alone_s = np.where(gave == 0, _alone_s(done, first_step, end_s), 0.0)
-    tokens_done = answering + worked[:, 0]
+    tokens_done = answering + worked.tokens
     steps = Steps(
         seconds=np.where(alone_s > 0, alone_s, own_s),
         end_s=end_s,
         tokens=tokens_done,
-        context_tokens=context + worked[:, 1],
-        pairs=context + worked[:, 2],
-        prompt_tokens=worked[:, 0],
-        doubtful=(gave < WHOLE * answering) | (worked[:, 3] > 0),
+        context_tokens=context + worked.context_tokens,
+        pairs=context + worked.pairs,
+        prompt_tokens=worked.tokens,
+        doubtful=(gave < WHOLE * answering) | worked.doubtful,
         alone=np.where(alone_s > 0, 1.0, 0.0),
     )
     has_room = (seconds > 0) & (tokens_done < max_num_batched_tokens) & (np.bincount(first_step, minlength=count) < places)
-    starts = _starts(done, np.array(prompts.begins), end_s, seconds, has_room & ~steps.doubtful)
+    starts = _starts(done, worked.begins, end_s, seconds, has_room & ~steps.doubtful)
     early = end_s <= until_s
     by_then = early[first_step]
     return steps.part(early & ((gave > 0) | (alone_s > 0))), Starts(
@@ -225,52 +225,61 @@ def _running_sum(times: Floats, changes: Floats, at: Floats) -> Floats:
     return found
 
 
-class _Prompts:
-    """Which prompts a step worked on. A prompt that could have ended in a step and did not was not in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worked:
+    tokens: Floats  # this and the next two: of prompts, shape [steps]
+    context_tokens: Floats
+    pairs: Floats
+    doubtful: NDArray[np.bool_]
+    begins: Ints  # the first step of each request, shape [requests]
 
-    def __init__(self, done: Sequence[Outcome], first_step: Ints, before_s: float) -> None:
-        sent = np.array([one.sent_ns or 0 for one in done], dtype=np.float64) / 1e9
-        self.order = np.lexsort((sent, first_step)).tolist()
-        self.arrival_s = (sent + before_s).tolist()
-        self.first_step = first_step.tolist()
-        self.computed = [one.cached_tokens or 0 for one in done]
-        self.cached = list(self.computed)
-        self.length = [one.input_tokens or 0 for one in done]
-        self.begins = first_step.tolist()  # the first step of each, as far as known
 
-    def run(self, end_s: Floats, seconds: Floats, budget: Floats, places: Floats) -> Floats:
-        """[steps, 4]: prompt tokens, their context, their pairs, and whether that is doubtful."""
-        worked = np.zeros((len(end_s), 4))
-        next_one = 0
-        begun: list[int] = []  # steps that the head of the line is thought to have had chunks in
-        for step, (end, lasted, left, room) in enumerate(
-            zip(end_s.tolist(), seconds.tolist(), budget.tolist(), places.tolist(), strict=True)
-        ):
-            while next_one < len(self.order) and self.first_step[self.order[next_one]] <= step:
-                one = self.order[next_one]
-                count = self.length[one] - self.computed[one]
-                if count > left:
-                    worked[[step, *begun], 3] = 1
-                self._work(one, count, worked[step])
-                left, room, next_one, begun = left - count, room - 1, next_one + 1, []
-            if next_one == len(self.order) or not lasted:
-                continue
-            one = self.order[next_one]
-            if left < 1 or (room < 1 and not begun) or self.arrival_s[one] > end - 0.7 * lasted:
-                continue
-            if self.length[one] - self.computed[one] > left:
-                if self.arrival_s[one] > end - 1.3 * lasted:
-                    worked[step, 3] = 1
-                self._work(one, int(left), worked[step])
-                begun.append(step)
-                self.begins[one] = begun[0]
-            elif begun:  # it would have ended here: it was not in those steps
-                worked[begun, 3] = 1
-                self.computed[one], begun = self.cached[one], []
-                self.begins[one] = self.first_step[one]
-        return worked
+def _prompts(
+    done: Sequence[Outcome], first_step: Ints, before_s: float, end_s: Floats, seconds: Floats, budget: Floats, places: Floats
+) -> _Worked:
+    """Each prompt back from the step that gave its first token, through as many as left it too little before.
 
-    def _work(self, one: int, count: int, into: Floats) -> None:
-        before = self.computed[one]
-        self.computed[one] = before + count
-        into[:3] += (count, before + count, count * before + count * (count + 1) / 2)
+    In all but the last it took what the budget left. Only where one step more is as possible does it matter when the engine
+    heard of the request.
+    """
+    sums = np.zeros((3, len(end_s)))
+    doubtful = np.zeros(len(end_s), dtype=bool)
+    begins = first_step.copy()
+    left, room, ends, lasted = budget.tolist(), places.tolist(), end_s.tolist(), seconds.tolist()
+    sent = np.array([one.sent_ns or 0 for one in done], dtype=np.float64) / 1e9
+    for one in np.lexsort((sent, first_step)).tolist():
+        computed = done[one].cached_tokens or 0
+        count = (done[one].input_tokens or 0) - computed
+        last = int(first_step[one])
+        steps, sure = _steps_before(last, count, float(sent[one]) + before_s, left, room, ends, lasted)
+        begins[one] = steps[0] if steps else last
+        for step in (*steps, last):
+            part = int(left[step]) if step != last else count
+            sums[:, step] += (part, computed + part, part * computed + part * (part + 1) / 2)
+            computed, count = computed + part, count - part
+            sure = sure and part <= left[step]
+            left[step] -= part
+            room[step] -= 1
+        if not sure:
+            doubtful[[*steps, last, int(begins[one]) - 1]] = True
+    return _Worked(tokens=sums[0], context_tokens=sums[1], pairs=sums[2], doubtful=doubtful, begins=begins)
+
+
+def _steps_before(
+    last: int, count: int, arrival_s: float, left: list[float], room: list[float], ends: list[float], lasted: list[float]
+) -> tuple[list[int], bool]:
+    """(steps before `last` that worked on the prompt, oldest first; whether that is sure)."""
+    steps: list[int] = []
+    taken = 0
+    while (step := last - len(steps) - 1) >= 0 and lasted[step + 1] and lasted[step]:
+        if left[step] < 1 or room[step] < 1 or taken + int(left[step]) >= count:
+            break
+        if count - taken <= left[last]:  # it could have begun later
+            too_late_s = arrival_s - (ends[step] - lasted[step])
+            if abs(too_late_s) < UNSURE * lasted[step]:
+                return steps[::-1], False
+            if too_late_s > 0:
+                break
+        steps.append(step)
+        taken += int(left[step])
+    return steps[::-1], True
