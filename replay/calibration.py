@@ -22,7 +22,7 @@ from replay.run import planned
 from replay.sim.engines import measured
 from replay.sim.fitting import IDENTIFIED, NAMES, Fit, costs_from
 from replay.sim.presets import Preset, changed
-from replay.sim.seen import heard_of_s, joined, steps_of
+from replay.sim.seen import Starts, full_batch, heard_of_s, joined, steps_of
 from replay.sim.tuning import Pair, Point, Tries, simulated, ttft_ms, tuned, values_of
 
 Floats = NDArray[np.float64]
@@ -31,6 +31,7 @@ FIT_SHARE = 2 / 3
 MIN_REQUESTS = 20
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_tokens": 16}
 BUDGETS = (8192, 256, 512, 1024, 2048, 4096, 16384, 32768)  # tried where nobody says; the default first: it wins a draw
+VLLM = "vLLM's default"
 _UNTOLD_S = 1e-3
 BETTER = 0.95  # of the loss of the default: from here on another budget is believed
 
@@ -92,7 +93,7 @@ def calibrate(run_dir: Path, *, trace: Path | None = None, base: Preset | None =
     if not points:
         raise PlanError("too little to fit", path=str(run_dir), wanted=f"a point with at least {MIN_REQUESTS} answered requests")
     chosen, notes = _limits(run_dir, facts, base, limits)
-    fit = _budget(points, chosen, notes)
+    fit = _with_unsaid(points, chosen, notes)
     costs = fit.costs if fit is not None else base.costs if base is not None else None
     if costs is None:
         raise PlanError(
@@ -155,7 +156,7 @@ def _point(run_dir: Path, run: RunFacts, facts: Facts, trace: Path | None) -> Po
 def _limits(
     run_dir: Path, facts: RunFacts, base: Preset | None, limits: Mapping[str, int | None]
 ) -> tuple[dict[str, int], list[str]]:
-    """As given, as the server told, as the base has them, as vLLM has them. The token budget only if somebody says it."""
+    """As given, as the server told, as the base has them, as vLLM has them. Of a step only what somebody says."""
     told = {"block_tokens": facts.block_tokens, "kv_tokens": facts.kv_capacity_tokens or facts.points[0].kv_capacity_tokens}
     told["max_num_seqs"] = _full_batch(run_dir, facts)
     bases = (
@@ -163,8 +164,8 @@ def _limits(
         if base is None
         else {name: getattr(base, name) for name in DEFAULTS} | {"kv_tokens": base.kv_blocks * base.block_tokens}
     )
-    defaults = {name: value for name, value in DEFAULTS.items() if name != "max_num_batched_tokens"}
-    sources = (("given", limits), ("told by the server", told), ("of --engine", bases), ("vLLM's default", defaults))
+    defaults = {name: value for name, value in DEFAULTS.items() if not name.startswith("max_num")}
+    sources = (("given", limits), ("told by the server", told), ("of --engine", bases), (VLLM, defaults))
     chosen: dict[str, int] = {}
     notes = []
     for name in ("kv_tokens", *DEFAULTS):
@@ -177,21 +178,32 @@ def _limits(
     return chosen, notes
 
 
-def _budget(points: Sequence[Point], chosen: dict[str, int], notes: list[str]) -> Fit | None:
-    """The fit, and into `chosen` the token budget, if it is not there: that with which the steps fit best."""
-    name = "max_num_batched_tokens"
-    if name in chosen:
-        return _fit(points, chosen)
-    fits = {one: found for one in BUDGETS if (found := _fit(points, {**chosen, name: one})) is not None}
-    best = min(fits, key=lambda budget: fits[budget].loss, default=BUDGETS[0])
-    if fits and fits[best].loss > BETTER * fits[BUDGETS[0]].loss:
-        best = BUDGETS[0]
-    chosen[name] = best
-    notes.append(f"{name} = {best}: " + ("vLLM's default, and nothing speaks against it" if best == BUDGETS[0] else "fits best"))
-    return fits.get(best)
+def _with_unsaid(points: Sequence[Point], chosen: dict[str, int], notes: list[str]) -> Fit | None:
+    """The fit, and into `chosen` the limits of a step that nobody says: those that the steps show, or vLLM's."""
+    budget, most = "max_num_batched_tokens", "max_num_seqs"
+    limits = {most: DEFAULTS[most], **chosen}
+    budgets = [chosen[budget]] if budget in chosen else BUDGETS
+    fits = {one: _fit(points, {**limits, budget: one}) for one in budgets}
+    loss = {one: float("inf") if fit is None else fit.loss for one, (fit, _) in fits.items()}
+    best = min(loss, key=lambda one: loss[one])
+    best = best if loss[best] < BETTER * loss[budgets[0]] else budgets[0]
+    fit, starts = fits[best]
+    if budget not in chosen:
+        told = f"{VLLM}, and nothing speaks against it" if best == budgets[0] else "the steps fit it best"
+        notes.append(f"{budget} = {best}: {told}")
+    limits[budget] = best
+    if most not in chosen:
+        full = full_batch(starts)
+        limits[most] = full or max([limits[most], *(one.most for one in starts)])
+        notes.append(
+            f"{most} = {limits[most]}: " + (f"{VLLM}, never seen full" if full is None else "requests waited beside so many")
+        )
+        fit, _ = _fit(points, limits)
+    chosen.update(limits)
+    return fit
 
 
-def _fit(points: Sequence[Point], limits: Mapping[str, int]) -> Fit | None:
+def _fit(points: Sequence[Point], limits: Mapping[str, int]) -> tuple[Fit | None, list[Starts]]:
     """Twice: when a request is heard of says which steps its prompt was in."""
     before_s, fit = 0.0, None
     for _ in range(2):
@@ -206,11 +218,12 @@ def _fit(points: Sequence[Point], limits: Mapping[str, int]) -> Fit | None:
             for point in points
         ]
         fit = costs_from(joined([steps for steps, _ in seen]))
-        heard = heard_of_s([starts for _, starts in seen])
+        starts = [one for _, one in seen]
+        heard = heard_of_s(starts)
         if fit is not None:
             fit = _with_request_overhead(fit, heard)
             before_s = fit.request_overhead_s
-    return fit
+    return fit, starts
 
 
 def _with_request_overhead(fit: Fit, heard: tuple[float, float] | None) -> Fit:

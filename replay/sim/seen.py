@@ -47,6 +47,8 @@ class Starts:
 
     earliest_s: Floats
     latest_s: Floats
+    held_up_by: Floats  # so many were in the step before, which had tokens left, while a request waited; [such requests]
+    most: int  # ever in a step
 
 
 def steps_of(
@@ -55,7 +57,7 @@ def steps_of(
     """`before_s`: from when a request is sent until the engine hears of it, as far as known. Steps that end by `until_s`."""
     done = [one for one in outcomes if one.first_token_ns and one.chunk_gaps_us and one.input_tokens and one.sent_ns is not None]
     if not done:
-        return joined([]), Starts(earliest_s=np.zeros(0), latest_s=np.zeros(0))
+        return joined([]), Starts(earliest_s=np.zeros(0), latest_s=np.zeros(0), held_up_by=np.zeros(0), most=0)
     tokens = _tokens(done)
     step_of, count = _steps(tokens)
     end_s = _medians(tokens.at_s, step_of, count)
@@ -81,13 +83,11 @@ def steps_of(
         doubtful=(gave < WHOLE * answering) | worked.doubtful,
         alone=np.where(alone_s > 0, 1.0, 0.0),
     )
-    has_room = (seconds > 0) & (tokens_done < max_num_batched_tokens) & (np.bincount(first_step, minlength=count) < places)
-    starts = _starts(done, worked.begins, end_s, seconds, has_room & ~steps.doubtful)
     early = end_s <= until_s
-    by_then = early[first_step]
-    return steps.part(early & ((gave > 0) | (alone_s > 0))), Starts(
-        earliest_s=starts.earliest_s[by_then], latest_s=starts.latest_s[by_then]
-    )
+    sequences = answering + worked.prompts
+    understood = (seconds > 0) & ~steps.doubtful & (tokens_done < max_num_batched_tokens)
+    starts = _starts(done, worked.begins, end_s, seconds, sequences, understood, max_num_seqs, before_s, until_s)
+    return steps.part(early & ((gave > 0) | (alone_s > 0))), starts
 
 
 def _alone_s(done: Sequence[Outcome], first_step: Ints, end_s: Floats) -> Floats:
@@ -104,14 +104,31 @@ def _alone_s(done: Sequence[Outcome], first_step: Ints, end_s: Floats) -> Floats
     return found
 
 
-def _starts(done: Sequence[Outcome], begins: Ints, end_s: Floats, seconds: Floats, has_room: NDArray[np.bool_]) -> Starts:
+def _starts(
+    done: Sequence[Outcome],
+    begins: Ints,
+    end_s: Floats,
+    seconds: Floats,
+    sequences: Floats,
+    understood: NDArray[np.bool_],
+    max_num_seqs: int,
+    before_s: float,
+    until_s: float,
+) -> Starts:
     """A prompt begins with the step that it is in first, if the one before had room for it."""
     sent = np.array([one.sent_ns or 0 for one in done], dtype=np.float64) / 1e9
     before = np.maximum(begins - 1, 0)
     start = end_s[begins] - seconds[begins]
-    usual = (begins > 0) & (seconds[begins] > 0) & has_room[before] & (np.abs(start - end_s[before]) < 0.2 * seconds[before])
-    earliest = np.where(usual, start - seconds[before] - sent, np.nan)
-    return Starts(earliest_s=earliest, latest_s=np.where(usual, start - sent, np.nan))
+    usual = (end_s[begins] <= until_s) & (begins > 0) & (seconds[begins] > 0) & understood[before]
+    usual &= np.abs(start - end_s[before]) < 0.2 * seconds[before]
+    waited = usual & (sent + before_s < start - (1 + UNSURE) * seconds[before])
+    usual &= sequences[before] < max_num_seqs
+    return Starts(
+        earliest_s=(start - seconds[before] - sent)[usual],
+        latest_s=(start - sent)[usual],
+        held_up_by=sequences[before[waited]],
+        most=int(sequences[understood & (end_s <= until_s)].max(initial=0)),
+    )
 
 
 def joined(parts: Sequence[Steps]) -> Steps:
@@ -201,6 +218,14 @@ def _medians(values: Floats, group: Ints, count: int) -> Floats:
     return found
 
 
+def full_batch(starts: Sequence[Starts]) -> int | None:
+    """Sequences in a step, where requests waited beside the most that ever were in one, and hardly beside fewer."""
+    held_up_by = np.concatenate([np.zeros(0), *(one.held_up_by for one in starts)])
+    most = max((one.most for one in starts), default=0)
+    often = int((held_up_by == most).sum())
+    return most if often >= max(3, 0.8 * len(held_up_by)) else None
+
+
 def heard_of_s(starts: Sequence[Starts]) -> tuple[float, float] | None:
     """(seconds, standard error) that lie between earliest and latest of most requests; None: too few tell."""
     low = np.concatenate([np.zeros(0), *(one.earliest_s for one in starts)])
@@ -230,6 +255,7 @@ class _Worked:
     tokens: Floats  # this and the next two: of prompts, shape [steps]
     context_tokens: Floats
     pairs: Floats
+    prompts: Floats  # how many of them
     doubtful: NDArray[np.bool_]
     begins: Ints  # the first step of each request, shape [requests]
 
@@ -262,7 +288,8 @@ def _prompts(
             room[step] -= 1
         if not sure:
             doubtful[[*steps, last, int(begins[one]) - 1]] = True
-    return _Worked(tokens=sums[0], context_tokens=sums[1], pairs=sums[2], doubtful=doubtful, begins=begins)
+    prompts = places - np.array(room)
+    return _Worked(tokens=sums[0], context_tokens=sums[1], pairs=sums[2], prompts=prompts, doubtful=doubtful, begins=begins)
 
 
 def _steps_before(
