@@ -16,6 +16,7 @@ IN_STRATUM = 100  # steps of like batch, context and prompts count together as s
 NAMES = ("overhead_s", "token_overhead_s", "weights_s", "context_token_s", "token_s", "pair_s", "request_overhead_s")
 BORDERS = (1.02, 1.1, 1.4)  # a step so much longer than its answers need is bound by computing: starts that are tried
 FINEST = 2e-4  # relative error that is none: clients note microseconds
+SHORTEST = 0.5  # of a short step: what is shorter is tokens that came late, and the next ones with them
 HUBER = 1.345  # of robust standard deviations; 95 % efficient for a normal distribution: Huber, "Robust Statistics" (1981)
 IDENTIFIED = 0.1  # relative standard error of a cost that the steps tell
 
@@ -35,6 +36,8 @@ def costs_from(steps: Steps) -> Fit | None:
     seconds = overhead + tokens * token overhead + max(weights + context * KV, tokens * compute + pairs * attention),
     and the request's own overhead where they count from when it was sent.
     """
+    if len(steps):
+        steps = steps.part(steps.seconds > SHORTEST * np.quantile(steps.seconds, 0.1))
     everything, clear = steps, steps.part(~steps.doubtful)
     steps = clear if len(clear) >= max(MIN_STEPS, len(steps) // 20) else steps
     if (steps.prompt_tokens == 0).sum() < MIN_STEPS:
@@ -83,7 +86,7 @@ def _from(steps: Steps, share: Floats, border: float) -> tuple[Floats, float, Fl
     answers = _columns(steps, np.zeros(len(steps), dtype=bool))
     weights = share * ~prompts
     costs = np.zeros(len(NAMES))
-    for _ in range(5):
+    for _ in range(10):
         costs = _nonnegative(answers[:, 1:4], weights)
         costs = np.array([0.0, *costs, 0.0, 0.0, 0.0])
         weights = share * ~prompts * _huber(1 - answers @ costs)
@@ -132,17 +135,21 @@ def _huber(error: Floats) -> Floats:
 
 
 def _told(columns: Floats, weights: Floats, costs: Floats, spread: float) -> dict[str, float]:
-    """Standard errors of weighted least squares, relative; of steps that count once a stratum's share is taken."""
-    scale = np.where(costs > 0, costs, 0.0)
-    used = np.flatnonzero((scale > 0) & columns.any(axis=0))
+    """Standard errors of weighted least squares, relative; of steps that count once a stratum's share is taken.
+
+    A cost of 0 may be another, so it counts in the errors of the others.
+    """
+    used = np.flatnonzero(columns.any(axis=0))
     found = dict.fromkeys(NAMES, float("inf"))
     if not len(used):
         return found
-    part = columns[:, used] * scale[used]
+    scale = np.abs(columns[:, used]).max(axis=0)
+    part = columns[:, used] / scale
     values, vectors = np.linalg.eigh(part.T @ (part * weights[:, None]))
-    variance = spread**2 * (vectors**2 / np.maximum(values, 1e-12 * values.max())).sum(axis=1)
-    for place, error in zip(used.tolist(), np.sqrt(variance).tolist(), strict=True):
-        found[NAMES[place]] = error
+    error = spread * np.sqrt((vectors**2 / np.maximum(values, 1e-15 * values.max())).sum(axis=1)) / scale
+    for place, one in zip(used.tolist(), error.tolist(), strict=True):
+        if costs[place] > 0:
+            found[NAMES[place]] = one / float(costs[place])
     return found
 
 
