@@ -3,7 +3,7 @@
     python bench/calibrate.py hidden     # runs in virtual time: are the costs found?
     python bench/calibrate.py real       # some minutes: replays in real time against chatreel serve, its preset changed
 
-hidden: found / true of each cost, or - where the run does not tell it, and errors on the held-back third. real: the latter.
+Found / true of each cost, in brackets where the run does not tell it; the held-back third as measured, and errors there.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from replay.calibration import Calibration, calibrate
+from replay.calibration import Calibration, Cost, calibrate
 from replay.foretelling import PredictConfig, run_predict
 from replay.run import ReplayConfig, replay
 from replay.sim.engines import engine_named, write_engine
@@ -69,7 +69,8 @@ HIDDEN: dict[str, tuple[Preset, str, dict[str, object], tuple[float, ...]]] = {
 REAL_DIALS = {"duration_s": 60, "arrivals.requests_per_s": 3, "think_s": {"mean": 5}}
 REAL: dict[str, tuple[Preset, tuple[float, ...]]] = {
     "light and moderate": (replace(engine_named("laptop-demo"), given_costs=ODD, kv_tokens=200_000), (1.0,)),
-    "mild overload": (replace(engine_named("laptop-demo"), given_costs=ODD, kv_tokens=200_000, max_num_seqs=16), (1.5,)),
+    "mild overload": (replace(engine_named("laptop-demo"), given_costs=ODD, kv_tokens=200_000, max_num_seqs=16), (1.0,)),
+    "overload": (replace(engine_named("laptop-demo"), given_costs=ODD, kv_tokens=200_000, max_num_seqs=16), (1.5,)),
 }
 FIGURES = ("TTFT p50, ms", "TTFT p90, ms", "TPOT p50, ms", "TPOT p90, ms", "hit rate")
 
@@ -88,35 +89,34 @@ def hidden() -> None:
             found[name] = calibrate(run)
             seconds = time.perf_counter() - begin
         true = {**asdict(engine.costs), "request_overhead_s": engine.request_overhead_s}
-        cells = [
-            f"{one.seconds / true[one.name]:.3f}" if one.is_told and true[one.name] else _untold(one.seconds, true[one.name])
-            for one in found[name].costs
-        ]
+        cells = [_ratio(one, true[one.name]) for one in found[name].costs]
         print(f"| {name} | " + " | ".join(cells) + f" | {found[name].simulations}, {seconds:.0f} |", flush=True)
     _held_back(found)
 
 
-def _untold(seconds: float, true: float) -> str:
-    return f"({seconds / true:.2f})" if true else f"({seconds * 1e6:.2g} µs for 0)"
+def _ratio(cost: Cost, true: float) -> str:
+    if not true:
+        return f"({cost.seconds * 1e6:.2g} µs for 0)"
+    return f"{cost.seconds / true:.3f}" if cost.is_told else f"({cost.seconds / true:.2f})"
 
 
 def _held_back(found: dict[str, Calibration]) -> None:
-    print("\n| held back | " + " | ".join(FIGURES) + " | told |")
+    print("\n| held back | " + " | ".join(FIGURES) + " | limits |")
     print("|---" * (len(FIGURES) + 2) + "|")
     for name, one in found.items():
         errors = {figure.name: figure for figure in one.held_back}
         cells = [
-            f"{errors[figure].measured:.4g}, {errors[figure].error:+.4f}"
-            if "rate" in figure
-            else f"{errors[figure].measured:.1f}, {errors[figure].error:+.1%}"
-            for figure in FIGURES
+            f"{errors[one].measured:.4g}, " + (f"{errors[one].error:+.4f}" if "rate" in one else f"{errors[one].error:+.1%}")
+            for one in FIGURES
         ]
-        print(f"| {name} | " + " | ".join(cells) + f" | {one.notes[-1]} |")
+        print(f"| {name} | " + " | ".join(cells) + f" | {'; '.join(one.notes[-2:])} |")
 
 
-def real() -> None:
+def real(only: str | None) -> None:
     found = {}
     for name, (engine, scales) in REAL.items():
+        if only not in (None, name):
+            continue
         with tempfile.TemporaryDirectory() as folder:
             trace, file = Path(folder) / "t.parquet", Path(folder) / "engine.toml"
             generate_trace(load_workload(preset="chat", overrides=REAL_DIALS), 1, trace)
@@ -131,19 +131,19 @@ def real() -> None:
             server.terminate()
             found[name] = calibrate(run)
         true = asdict(engine.costs)
-        ratios = (
+        ratios = [
             f"{one.name} {one.seconds / true[one.name]:.3f} ±{one.relative_error:.3f}"
             for one in found[name].costs
             if true.get(one.name)
-        )
-        print(
-            f"{name}: " + ", ".join(ratios) + f", request_overhead {found[name].engine.request_overhead_s * 1e3:.2f} ms",
-            flush=True,
-        )
+        ]
+        before_ms = found[name].engine.request_overhead_s * 1e3
+        print(f"{name}: {', '.join(ratios)}, request_overhead {before_ms:.2f} ms", flush=True)
     _held_back(found)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["hidden", "real"])
-    {"hidden": hidden, "real": real}[parser.parse_args().what]()
+    parser.add_argument("--only", choices=list(REAL), help="real: one of them")
+    arguments = parser.parse_args()
+    hidden() if arguments.what == "hidden" else real(arguments.only)

@@ -187,7 +187,7 @@ def _with_unsaid(points: Sequence[Point], chosen: dict[str, int], notes: list[st
     loss = {one: float("inf") if fit is None else fit.loss for one, (fit, _) in fits.items()}
     best = min(loss, key=lambda one: loss[one])
     best = best if loss[best] < BETTER * loss[budgets[0]] else budgets[0]
-    fit, starts = fits[best]
+    _, starts = fits[best]
     if budget not in chosen:
         told = f"{VLLM}, and nothing speaks against it" if best == budgets[0] else "the steps fit it best"
         notes.append(f"{budget} = {best}: {told}")
@@ -198,15 +198,15 @@ def _with_unsaid(points: Sequence[Point], chosen: dict[str, int], notes: list[st
         notes.append(
             f"{most} = {limits[most]}: " + (f"{VLLM}, never seen full" if full is None else "requests waited beside so many")
         )
-        fit, _ = _fit(points, limits)
+    fit, _ = _fit(points, limits, carefully=True)
     chosen.update(limits)
     return fit
 
 
-def _fit(points: Sequence[Point], limits: Mapping[str, int]) -> tuple[Fit | None, list[Starts]]:
+def _fit(points: Sequence[Point], limits: Mapping[str, int], *, carefully: bool = False) -> tuple[Fit | None, list[Starts]]:
     """Twice: when a request is heard of says which steps its prompt was in."""
     before_s, fit = 0.0, None
-    for _ in range(2):
+    for again in (False, True):
         seen = [
             steps_of(
                 list(point.outcomes.values()),
@@ -217,7 +217,7 @@ def _fit(points: Sequence[Point], limits: Mapping[str, int]) -> tuple[Fit | None
             )
             for point in points
         ]
-        fit = costs_from(joined([steps for steps, _ in seen]))
+        fit = costs_from(joined([steps for steps, _ in seen]), carefully=carefully and again)
         starts = [one for _, one in seen]
         heard = heard_of_s(starts)
         if fit is not None:

@@ -15,6 +15,7 @@ MIN_STEPS = 30
 IN_STRATUM = 100  # steps of like batch, context and prompts count together as so many
 NAMES = ("overhead_s", "token_overhead_s", "weights_s", "context_token_s", "token_s", "pair_s", "request_overhead_s")
 BORDERS = (1.02, 1.1, 1.4)  # a step so much longer than its answers need is bound by computing: starts that are tried
+GROUPS = 5
 FINEST = 2e-4  # relative error that is none: clients note microseconds
 SHORTEST = 0.5  # of a short step: what is shorter is tokens that came late, and the next ones with them
 HUBER = 1.345  # of robust standard deviations; 95 % efficient for a normal distribution: Huber, "Robust Statistics" (1981)
@@ -30,11 +31,12 @@ class Fit:
     loss: float  # mean relative deviation of all steps, also of those that were left out
 
 
-def costs_from(steps: Steps) -> Fit | None:
+def costs_from(steps: Steps, *, carefully: bool = False) -> Fit | None:
     """Least relative error under Huber's loss over all steps; None where there are too few.
 
     seconds = overhead + tokens * token overhead + max(weights + context * KV, tokens * compute + pairs * attention),
-    and the request's own overhead where they count from when it was sent.
+    and the request's own overhead where they count from when it was sent. `carefully`: standard errors also from fits that
+    leave out a fifth of the run each (jackknife), because what disturbs one step disturbs its neighbours too.
     """
     if len(steps):
         steps = steps.part(steps.seconds > SHORTEST * np.quantile(steps.seconds, 0.1))
@@ -43,20 +45,34 @@ def costs_from(steps: Steps) -> Fit | None:
     if (steps.prompt_tokens == 0).sum() < MIN_STEPS:
         return None
     share = _share(steps)
-    found = [_from(steps, share, border) for border in BORDERS]
-    costs, _, weights = min(found, key=lambda one: one[1])
+    found = {border: _from(steps, share, border) for border in BORDERS}
+    border = min(BORDERS, key=lambda one: found[one][1])
+    costs, _, weights = found[border]
     error = _error(steps, costs)
     computing = _is_computing(steps, costs)
     columns = _columns(steps, computing)
     spread = max(_spread(error), FINEST)
+    told = _told(columns, weights, costs, spread)
+    if carefully:
+        again = _left_out(steps, share, border, costs)
+        told = {name: max(one, other) for (name, one), other in zip(told.items(), again.tolist(), strict=True)}
     costs = _with_guess(costs, columns)
     return Fit(
         costs=StepCosts(**dict(zip(NAMES[:-1], costs.tolist()[:-1], strict=True))),
         request_overhead_s=float(costs[-1]),
-        relative_error=_told(columns, weights, costs, spread),
+        relative_error=told,
         spread=spread,
         loss=_loss(everything, costs),
     )
+
+
+def _left_out(steps: Steps, share: Floats, border: float, costs: Floats) -> Floats:
+    """Relative standard errors of a delete-a-group jackknife over stretches of the run; inf of a cost of 0."""
+    group = np.arange(len(steps)) * GROUPS // len(steps)
+    fits = np.stack([_from(steps.part(group != one), share[group != one], border)[0] for one in range(GROUPS)])
+    variance = (GROUPS - 1) / GROUPS * ((fits - fits.mean(axis=0)) ** 2).sum(axis=0)
+    found: Floats = np.sqrt(variance) / np.where(costs > 0, costs, np.nan)
+    return np.nan_to_num(found, nan=np.inf)
 
 
 def _loss(steps: Steps, costs: Floats) -> float:
