@@ -21,7 +21,7 @@ from replay.results import read_lines, read_outcomes
 from replay.run import planned
 from replay.sim.engines import measured
 from replay.sim.fitting import IDENTIFIED, NAMES, Fit, costs_from
-from replay.sim.presets import Preset, changed
+from replay.sim.presets import Preset, StepCosts, changed
 from replay.sim.seen import Starts, full_batch, heard_of_s, joined, steps_of
 from replay.sim.tuning import Pair, Point, Tries, simulated, ttft_ms, tuned, values_of
 
@@ -31,6 +31,7 @@ FIT_SHARE = 2 / 3
 MIN_REQUESTS = 20
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_tokens": 16}
 BUDGETS = (8192, 256, 512, 1024, 2048, 4096, 16384, 32768)  # tried where nobody says; the default first: it wins a draw
+ANY_COSTS = StepCosts(overhead_s=1e-3, weights_s=5e-3, context_token_s=1e-7, token_s=5e-5, pair_s=1e-9)
 VLLM = "vLLM's default"
 _UNTOLD_S = 1e-3
 BETTER = 0.95  # of the loss of the default: from here on another budget is believed
@@ -93,7 +94,7 @@ def calibrate(run_dir: Path, *, trace: Path | None = None, base: Preset | None =
     if not points:
         raise PlanError("too little to fit", path=str(run_dir), wanted=f"a point with at least {MIN_REQUESTS} answered requests")
     chosen, notes = _limits(run_dir, facts, base, limits)
-    fit = _with_unsaid(points, chosen, notes)
+    fit = _with_unsaid(_with_cached(points, chosen, notes), chosen, notes)
     costs = fit.costs if fit is not None else base.costs if base is not None else None
     if costs is None:
         raise PlanError(
@@ -176,6 +177,22 @@ def _limits(
     if "kv_tokens" not in chosen:
         raise PlanError("the server's KV size is not known", path=str(run_dir), next_step="Give it with --kv-tokens")
     return chosen, notes
+
+
+def _with_cached(points: Sequence[Point], chosen: Mapping[str, int], notes: list[str]) -> Sequence[Point]:
+    """What a server does not say that it had cached, as simulated: that hardly depends on what steps cost."""
+    if any(one.cached_tokens is not None for point in points for one in point.outcomes.values()):
+        return points
+    notes.append("cached tokens: simulated, the server does not say them")
+    guess = measured("any", ANY_COSTS, max_model_len=chosen["kv_tokens"], **{**DEFAULTS, **chosen})
+    found = []
+    for point in points:
+        cached = {one.request_id: other.cached_tokens for one, other in simulated(point, guess, early=False)}
+        outcomes = {
+            number: msgspec.structs.replace(one, cached_tokens=cached.get(number)) for number, one in point.outcomes.items()
+        }
+        found.append(replace(point, outcomes=outcomes))
+    return found
 
 
 def _with_unsaid(points: Sequence[Point], chosen: dict[str, int], notes: list[str]) -> Fit | None:

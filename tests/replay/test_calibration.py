@@ -6,9 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from replay import calibration
 from replay.calibration import calibrate
 from replay.errors import PlanError
 from replay.foretelling import PredictConfig, run_predict
+from replay.outcome import Outcome
+from replay.results import read_outcomes
 from replay.sim.engines import engine_named, write_engine
 from replay.sim.presets import StepCosts
 from tests.replay.test_replay import chats
@@ -44,6 +47,21 @@ def test_the_costs_of_the_hidden_engine_are_found_and_so_are_ttft_and_tpot_of_th
     assert abs(errors["hit rate"]) < 0.002
     assert found.engine.max_num_seqs == 12  # seen: requests waited with KV to spare
     assert found.engine.kv_tokens == 60_000
+
+
+def test_a_server_that_does_not_say_what_it_had_cached_is_fitted_too(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(folder: Path, point: int) -> tuple[list[Outcome], int]:
+        outcomes, torn = read_outcomes(folder, point)
+        return [msgspec.structs.replace(one, cached_tokens=None) for one in outcomes], torn
+
+    monkeypatch.setattr(calibration, "read_outcomes", silent)
+
+    found = calibrate(run_dir, max_num_batched_tokens=512)
+
+    errors = {one.name: one.error for one in found.held_back}
+    assert abs(errors["TTFT p50, ms"]) < 0.05 and abs(errors["TPOT p50, ms"]) < 0.03
+    assert "hit rate" not in errors  # nothing to compare with
+    assert found.engine.costs.token_s == pytest.approx(HIDDEN.token_s, rel=0.1)
 
 
 def test_a_run_without_its_trace_says_so(run_dir: Path, tmp_path: Path) -> None:
