@@ -24,7 +24,7 @@ GROUPS = (  # costs that change by one factor
     ("token_s", "pair_s"),
     ("request_overhead_s",),
 )
-SURE, UNSURE = 0.01, 1.0  # standard deviation of the logarithm of a factor: at least, and of a cost that no step tells
+SURE, UNSURE = 0.003, 1.0  # standard deviation of the logarithm of a factor: at least, and of a cost that no step tells
 ROUNDS = 4
 STEP = 0.05  # of the logarithm of a factor: what a slope is measured with
 LARGEST = 0.7  # change of a logarithm in one round
