@@ -56,12 +56,12 @@ def steps_of(
 ) -> tuple[Steps, Starts]:
     """`before_s`: from when a request is sent until the engine hears of it, as far as known. Steps that end by `until_s`."""
     done = [one for one in outcomes if one.first_token_ns and one.chunk_gaps_us and one.input_tokens and one.sent_ns is not None]
-    if not done:
-        return joined([]), Starts(earliest_s=np.zeros(0), latest_s=np.zeros(0), held_up_by=np.zeros(0), most=0)
     tokens = _tokens(done)
+    follows = tokens.gap_s > 0
+    if not follows.any():
+        return joined([]), Starts(earliest_s=np.zeros(0), latest_s=np.zeros(0), held_up_by=np.zeros(0), most=0)
     step_of, count = _steps(tokens)
     end_s = _medians(tokens.at_s, step_of, count)
-    follows = tokens.gap_s > 0
     own_s = _medians(tokens.gap_s[follows], step_of[follows], count)
     seconds = np.nan_to_num(own_s)
     middle = end_s - np.maximum(seconds / 2, 1e-5)  # before the tokens that end the step
@@ -160,7 +160,7 @@ class _Tokens:
 
 
 def _tokens(done: Sequence[Outcome]) -> _Tokens:
-    at, gap, owner, change_at, change, context_change = [], [], [], [], [], []
+    at, gap, owner, change_at, change, context_change = ([np.zeros(0)] for _ in range(6))
     for number, one in enumerate(done):
         own = np.asarray(one.chunk_gaps_us, dtype=np.float64) / 1e6
         counts = np.asarray(one.chunk_tokens or [1] * (len(own) + 1), dtype=np.float64)
@@ -181,7 +181,7 @@ def _tokens(done: Sequence[Outcome]) -> _Tokens:
     return _Tokens(
         at_s=np.concatenate(at),
         gap_s=np.concatenate(gap),
-        owner=np.concatenate(owner),
+        owner=np.concatenate(owner).astype(np.int64),
         change_at_s=np.concatenate(change_at),
         change=np.concatenate(change),
         context_change=np.concatenate(context_change),

@@ -89,7 +89,13 @@ def test_a_full_batch_shows_where_requests_wait_beside_it(gap_s: float, wanted: 
     assert full_batch([seen(outcomes_of(200, gap_s), most=256)[1]]) == wanted
 
 
-def test_without_answers_there_are_no_steps() -> None:
+def test_without_single_tokens_there_are_no_steps() -> None:
+    several = [
+        msgspec.structs.replace(one, chunk_gaps_us=[9000, 9000], chunk_tokens=[1, 4, 4])
+        for one in outcomes_of(requests=5, gap_s=1.0)
+    ]
+    assert len(seen(several)[0]) == 0
+
     steps, starts = seen([])
 
     assert len(steps) == len(joined([])) == 0
