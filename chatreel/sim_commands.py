@@ -28,6 +28,9 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         epilog="Example: chatreel predict monday.parquet --engine h100:llama3-8b --scale 1,2,5 --replicas 2 --slo ttft:500"
     )(predict)
+    app.command(epilog="Example: chatreel calibrate run -o mine.toml; chatreel predict monday.parquet --engine mine.toml")(
+        calibrate
+    )
 
 
 def predict(
@@ -94,3 +97,25 @@ def _engine(engine: str, gpu: str | None, model_config: Path | None) -> tuple[st
     if (gpu is None) != (model_config is None):
         raise typer.BadParameter("--gpu and --model-config go together", param_hint="--gpu")
     return (engine, None) if gpu is None or model_config is None else (gpu, read_config(model_config))
+
+
+def calibrate(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder of a replay.", show_default=False)],
+    out_path: Annotated[Path, typer.Option("--out", "-o", help="Engine file, for predict and sweep.")] = Path("engine.toml"),
+    trace: Annotated[Path | None, typer.Option(help="The run's trace, if it has moved.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Limits where neither the run nor an option below says any.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="The server's KV cache.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Its sequences in a batch.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Its tokens in a step.")] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Its tokens of a KV block.")] = None,
+) -> None:
+    """Fit the simulated engine to a measured run; the last third of each point is held back, and the error on it told."""
+    from chatreel.predicting import run_calibrate
+
+    limits = {
+        "kv_tokens": kv_tokens,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "block_tokens": block_tokens,
+    }
+    run_calibrate(run_dir, out_path, trace, engine, limits, out, err)

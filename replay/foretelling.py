@@ -118,6 +118,8 @@ def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, An
         "target": f"simulated: {several}{engine}, {gpus}{preset.kv_blocks * preset.block_tokens:,} tokens of KV each",
         "model": engine,
         "prompt_mode": "names",
+        "kv_capacity_tokens": preset.kv_blocks * preset.block_tokens,
+        "block_tokens": preset.block_tokens,
         "has_metrics": True,
         "seed": config.seed,
         "by": config.by,

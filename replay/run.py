@@ -186,6 +186,7 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
         "has_metrics": target.has_metrics,
         "metrics_urls": target.metrics_urls,
         "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
+        "block_tokens": target.block_tokens,
         "seed": config.seed,
         "by": config.by,
         **plan_options(config.limit, config.dequantise, config.open_loop),

@@ -31,6 +31,7 @@ class Target:
     overhead_tokens: int  # what the server adds to a text prompt: a BOS token, the template of a chat
     metrics_urls: tuple[str, ...]  # none: it has no metrics
     kv_capacity_tokens: int | None
+    block_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -70,6 +71,7 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         overhead_tokens=overhead,
         metrics_urls=tuple(pages),
         kv_capacity_tokens=_joint_capacity(pages, notes),
+        block_tokens=next((one.block_tokens for one in pages.values() if one.block_tokens), None),
         notes=notes,
     )
 

@@ -1,5 +1,6 @@
 """An engine by what a user calls it: a preset's name, GPU:MODEL, or a TOML file that `chatreel calibrate` wrote."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -39,9 +40,13 @@ def engine_named(
 def write_engine(path: Path, preset: Preset, name: str, notes: list[str]) -> None:
     """Limits and step costs, seconds. Everything that `read_engine` needs, and nothing of the run."""
     lines = [f"# {note}" for note in notes]
-    lines += [f'name = "{name}"', f"max_model_len = {preset.model.max_model_len}"]
+    lines += [f"name = {json.dumps(name)}", f"max_model_len = {preset.model.max_model_len}"]
     lines += [f"{key} = {getattr(preset, key)}" for key in LIMITS if getattr(preset, key) is not None]
-    lines += ["", "[step]  # seconds: of a step, a computed token, a token of context, a query-key pair; see docs/presets.md"]
+    lines += [
+        f"request_overhead_s = {preset.request_overhead_s:.6g}",
+        "",
+        "[step]  # seconds: of a step, a computed token, a token of context, a query-key pair; see docs/presets.md",
+    ]
     lines += [f"{key} = {value:.6g}" for key, value in asdict(preset.costs).items()]
     try:
         path.write_text("\n".join(lines) + "\n")
@@ -58,7 +63,7 @@ def read_engine(path: Path) -> Preset:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TraceError("no TOML file", path=str(path), seen=str(error), wanted="what chatreel calibrate writes") from error
-    known = {"name", "max_model_len", "step", *LIMITS}
+    known = {"name", "max_model_len", "request_overhead_s", "step", *LIMITS}
     step = found.get("step")
     costs = {field.name for field in fields(StepCosts)}
     unknown = sorted((found.keys() - known) | (step.keys() - costs if isinstance(step, dict) else set()))
@@ -68,14 +73,15 @@ def read_engine(path: Path) -> Preset:
         given = StepCosts(**{key: float(value) for key, value in found["step"].items()})
         limits = {key: int(found[key]) for key in LIMITS if key in found}
         name, length = str(found["name"]), int(found["max_model_len"])
+        before_s = float(found.get("request_overhead_s", 0.0))
         limits["kv_tokens"]  # without a GPU's memory nothing else says it
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(
             "not a whole engine", path=str(path), seen=str(error), wanted="name, max_model_len, kv_tokens and [step] with numbers"
         ) from error
-    if min(asdict(given).values()) < 0:
+    if min(before_s, *asdict(given).values()) < 0:
         raise TraceError("no step takes less than nothing", path=str(path), seen="a cost below 0", wanted="0 or more")
-    return measured(name, given, max_model_len=length, **limits)
+    return measured(name, given, max_model_len=length, request_overhead_s=before_s, **limits)
 
 
 def measured(name: str, costs: StepCosts, *, max_model_len: int, **limits: Any) -> Preset:

@@ -75,6 +75,7 @@ class Preset:
     block_tokens: int = 16
     kv_tokens: int | None = None
     gpus: int = 1  # of one replica
+    request_overhead_s: float = 0.0  # before the scheduler sees a request: HTTP, tokenizing
     given_costs: StepCosts | None = None  # instead of those of model, GPU and efficiencies
 
     @property

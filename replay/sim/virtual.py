@@ -91,10 +91,11 @@ class _Fleet:
         self.ends_s = [array("d") for _ in engines]  # of every step of every engine
         self.shortest_step_s = preset.step_s(1, 1, 1)
         self.choose = ROUTERS[router]
+        self.before_ns = round(preset.request_overhead_s * NS)  # an engine hears of a request so long after it was sent
         waits = (plan.parent >= 0) & (plan.think_ns >= 0)
         firsts = np.flatnonzero(~waits).tolist()
         self.queue = deque(firsts[at_once:] if at_once else [])  # sessions that start when another one has ended
-        self.due = [(int(plan.planned_ns[row]), row) for row in firsts[:at_once]]
+        self.due = [(int(plan.planned_ns[row]) + self.before_ns, row) for row in firsts[:at_once]]
         heapq.heapify(self.due)
         self.after: dict[int, list[int]] = {}  # row -> turns that wait for its end
         for row in np.flatnonzero(waits).tolist():
@@ -121,8 +122,8 @@ class _Fleet:
         busy = [number for number, engine in enumerate(self.engines) if not engine.idle]
         behind = min(busy, key=lambda number: self.engines[number].next_step_s) if busy else None
         if self.due and (behind is None or self.due[0][0] / NS <= self.engines[behind].next_step_s):
-            planned_ns, row = heapq.heappop(self.due)
-            yield from self._arrive(planned_ns, row)
+            arrival_ns, row = heapq.heappop(self.due)
+            yield from self._arrive(arrival_ns - self.before_ns, row)
         elif behind is not None:
             yield from self._step(behind, until_s)
 
@@ -162,7 +163,9 @@ class _Fleet:
             yield self._outcome(row, planned_ns, http_status=400, error_kind="http_status", error_text=refusal, end_ns=planned_ns)
             return
         read = cast("Sequence[int]", names)  # by place and by slice only
-        request = Request(prompt=range(input_tokens), answer=range(output_tokens), arrival_s=planned_ns / NS, names=read)
+        request = Request(
+            prompt=range(input_tokens), answer=range(output_tokens), arrival_s=(planned_ns + self.before_ns) / NS, names=read
+        )
         chosen = self.choose(self.engines, request, int(self.plan.session_id[row]), self.arrived)
         self.in_flight[id(request)] = _InFlight(row=row, planned_ns=planned_ns, request=request, engine=chosen)
         self.engines[chosen].submit(request)
@@ -195,9 +198,9 @@ class _Fleet:
         """The turns that waited for this one are due after their think time."""
         turns = self.after.pop(row, ())
         for turn in turns:
-            heapq.heappush(self.due, (end_ns + int(self.plan.think_ns[turn]), turn))
+            heapq.heappush(self.due, (end_ns + int(self.plan.think_ns[turn]) + self.before_ns, turn))
         if not turns and self.queue:
-            heapq.heappush(self.due, (end_ns, self.queue.popleft()))
+            heapq.heappush(self.due, (end_ns + self.before_ns, self.queue.popleft()))
 
     def end_arrivals(self) -> None:
         self.due.clear()
