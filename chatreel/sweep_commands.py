@@ -1,12 +1,15 @@
 """`sweep` and `capacity`. Parsing, calling and printing; nothing is decided here."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from chatreel.options import SEED, SLO, TRACE
+
+if TYPE_CHECKING:
+    from replay.judge.search import Limit
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -17,6 +20,9 @@ RATE_STEPS = 8
 
 def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel sweep concurrency 1..256 monday.parquet --engine h100-llama3-8b")(sweep)
+    app.command(
+        epilog="Example: chatreel capacity monday.parquet --slo ttft:p99:500ms --slo tpot:p99:10ms --engine h100-llama3-8b"
+    )(capacity)
 
 
 def loads(text: str, kind: Kind) -> tuple[float, ...]:
@@ -106,3 +112,105 @@ def sweep(
     err.print(f"seed {seed}", highlight=False)
     run_sweep(config, lambda line: err.print(line, highlight=False))
     raise typer.Exit(write_reports(run_dir, slos, None, out, err))
+
+
+def limits(texts: list[str]) -> "list[Limit]":
+    """`ttft:p99:500ms`; `ttft:500` is of p99."""
+    from chatreel.replaying import parse_slos
+    from replay.errors import PlanError
+    from replay.judge.search import Limit
+
+    found = []
+    for text in texts:
+        parts = text.split(":")
+        try:
+            share = float(parts.pop(1).removeprefix("p")) / 100 if len(parts) == 3 else 0.99
+            if not 0 < share < 1:
+                raise ValueError(text)
+        except ValueError as error:
+            raise PlanError("no such SLO", seen=repr(text), wanted="METRIC:pNN:MS, e.g. ttft:p99:500ms or tpot:p90:40") from error
+        found.append(Limit(slo=parse_slos([":".join(parts)])[0], share=share))
+    return found
+
+
+def capacity(
+    trace: TRACE,
+    slo: Annotated[list[str], typer.Option(help="METRIC:pNN:MS with ttft, tpot or e2e; may be repeated.", show_default=False)],
+    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    target: Annotated[str | None, typer.Option(help="Root URL of the server, without /v1; or else:")] = None,
+    engine: Annotated[str | None, typer.Option(help="A simulated engine in virtual time; see docs/presets.md.")] = None,
+    load: Annotated[
+        Literal["rate", "users", "time"], typer.Option(help="Requests per second, or the trace scaled by users or time.")
+    ] = "rate",
+    within: Annotated[str | None, typer.Option("--range", help="LOW..HIGH; else around the trace's own rate.")] = None,
+    tolerance: Annotated[float, typer.Option(help="How near the two ends shall be, as a share.")] = 0.05,
+    repeats: Annotated[int, typer.Option(help="Runs of a load that is not sure yet, each with another seed.")] = 3,
+    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("capacity"),
+    arrivals: Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")] = "poisson",
+    turns: Annotated[
+        Literal["open", "wait"], typer.Option(help="rate: later turns come at the rate too, or follow the answer before them.")
+    ] = "open",
+    cache: Annotated[
+        Literal["cold", "primed", "carry"],
+        typer.Option(help="Each point with prompts that no cache knows; with the same once before; or all with the same."),
+    ] = "cold",
+    max_s: Annotated[float, typer.Option(help="Seconds that a point may take to get steady.")] = 300.0,
+    min_requests: Annotated[int, typer.Option(help="Requests that end after the warm-up, at least.")] = 1000,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
+    prompt_mode: Annotated[Literal["auto", "ids", "text"], typer.Option(help="As in replay, like the next four.")] = "auto",
+    tokenizer: Annotated[str, typer.Option()] = "cl100k",
+    api_key_env: Annotated[str | None, typer.Option()] = None,
+    metrics_url: Annotated[str | None, typer.Option()] = None,
+    workers: Annotated[int, typer.Option()] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
+    seed: SEED = 0,
+) -> None:
+    """The highest load that meets the SLOs, as a bracket; exit code 4 if not even the lowest one does."""
+    from chatreel.capacity_report import find_and_report
+    from replay.capacity import CapacityConfig
+    from replay.sweeping import SweepConfig
+
+    ends: list[float | None] = [None, None]
+    if within is not None:
+        try:
+            low, high = within.split("..")
+            ends = [float(low), float(high)]
+        except ValueError as error:
+            raise typer.BadParameter(f"{within!r} is not like 2..40", param_hint="--range") from error
+    by: Literal["users", "time"] = "users" if load == "rate" else load
+    config = SweepConfig(
+        trace=trace,
+        run_dir=run_dir,
+        kind="rate" if load == "rate" else "scale",
+        values=(1.0,),
+        target=target,
+        engine=engine,
+        by=by,
+        arrivals=arrivals,
+        waits=turns == "wait",
+        cache=cache,
+        max_s=max_s,
+        min_requests=min_requests,
+        limit=limit,
+        seed=seed,
+        resume=resume,
+        kv_tokens=kv_tokens,
+        max_num_seqs=max_num_seqs,
+        prompt_mode=prompt_mode,
+        tokenizer=tokenizer,
+        api_key_env=api_key_env,
+        metrics_url=metrics_url,
+        workers=workers,
+    )
+    whole = CapacityConfig(
+        sweep=config,
+        limits=limits(slo),
+        attain=attain,
+        lowest=ends[0],
+        highest=ends[1],
+        tolerance=tolerance,
+        repeats=repeats,
+    )
+    raise typer.Exit(find_and_report(whole, out, err))

@@ -77,7 +77,7 @@ async def sweep(config: SweepConfig, say: Say = lambda _: None) -> Path:
     async with opened(config.setting) as run:
         book.begin(run.facts)
         for index, value in enumerate(config.values):
-            if book.is_done(index):
+            if book.facts_of(index) is not None:
                 say(f"{load_name(config, value)}: done before")
                 continue
             load = book.load(index, value)
@@ -122,8 +122,9 @@ class Book:
             "points": [],
         }
 
-    def is_done(self, index: int) -> bool:
-        return any(point["index"] == index for point in self.manifest["points"])
+    def facts_of(self, index: int) -> dict[str, Any] | None:
+        """Of a point that has run, maybe before a crash."""
+        return next((point for point in self.manifest["points"] if point["index"] == index), None)
 
     def load(self, index: int, value: float) -> Load:
         """The load of a point; its seed and salt follow from the run's seed and its number."""
@@ -146,7 +147,8 @@ class Book:
         )
 
     def close(self, facts: dict[str, Any]) -> None:
-        self.manifest["points"] = sorted([*self.manifest["points"], facts], key=lambda one: int(one["index"]))
+        others = [one for one in self.manifest["points"] if one["index"] != facts["index"]]
+        self.manifest["points"] = sorted([*others, facts], key=lambda one: int(one["index"]))
         write_json(self.config.run_dir / "run.json", self.manifest)
 
 

@@ -1,0 +1,167 @@
+"""Which load to try next on the way to the highest one that meets its limits, and how sure that is. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from replay.judge import metrics
+from replay.judge.summary import Slo
+from replay.outcome import Outcome
+
+Verdict = Literal["meets", "misses", "unsure"]
+BLOCKS = 10  # of time, in each run: requests near each other meet or miss together
+Z = 2.576  # each end of an interval is passed by chance in 0.5 %
+LEAST_RUNS = 2  # at the ends of the bracket, with different seeds
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """`share` of the requests must have this metric within its limit."""
+
+    slo: Slo
+    share: float
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of requests that meet a limit (or all of them), with its 99 % interval."""
+
+    name: str
+    wanted: float
+    seen: float
+    low: float
+    high: float
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """A load, all its runs together."""
+
+    load: float
+    runs: int
+    requests: int
+    is_growing: bool  # in most of the runs: past capacity, whatever the shares say
+    shares: list[Share]
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.is_growing or any(one.high < one.wanted for one in self.shares):
+            return "misses"
+        return "meets" if all(one.low >= one.wanted for one in self.shares) else "unsure"
+
+    @property
+    def seems_to_meet(self) -> bool:
+        return not self.is_growing and all(one.seen >= one.wanted for one in self.shares)
+
+
+class Bracket(msgspec.Struct, frozen=True, kw_only=True):
+    """`low`: the highest load that surely meets the limits; `high`: the lowest that surely misses them; null: none was found.
+
+    Capacity lies between with 99 % confidence; `estimate` is between the last two loads of the bisection.
+    """
+
+    low: float | None
+    high: float | None
+    estimate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a load: the requests in its steady window."""
+
+    window_s: tuple[float, float]
+    is_growing: bool
+    outcomes: Sequence[Outcome]
+
+
+def tried(load: float, runs: Sequence[Run], limits: Sequence[Limit], attain: float) -> Tried:
+    """All limits together must be met by `attain` of the requests, each by its own share."""
+    slos = [one.slo for one in limits]
+    shares = [_share("all limits", attain, runs, slos)]
+    shares += [_share(f"{one.slo.metric} <= {one.slo.limit_ms:g} ms", one.share, runs, [one.slo]) for one in limits]
+    return Tried(
+        load=load,
+        runs=len(runs),
+        requests=sum(len(run.outcomes) for run in runs),
+        is_growing=2 * sum(run.is_growing for run in runs) > len(runs),
+        shares=shares,
+    )
+
+
+def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -> Share:
+    """Interval: the wider of that of a ratio over blocks of time (Cochran 1977, 6.4) and Wilson's, which knows that no miss in
+    n requests is not the same as none ever.
+    """
+    met, sent = np.zeros(len(runs) * BLOCKS), np.zeros(len(runs) * BLOCKS)
+    for number, run in enumerate(runs):
+        start, end = run.window_s
+        for one in run.outcomes:
+            if metrics.is_undecided(one, slos):
+                continue
+            place = min(BLOCKS - 1, int((one.planned_ns / 1e9 - start) / max(end - start, 1e-9) * BLOCKS))
+            sent[number * BLOCKS + place] += 1
+            met[number * BLOCKS + place] += metrics.meets(one, slos)
+    n = float(sent.sum())
+    if n == 0:
+        return Share(name=name, wanted=wanted, seen=0.0, low=0.0, high=1.0)
+    seen = float(met.sum()) / n
+    blocks = len(sent)
+    error = sqrt(blocks / (blocks - 1) * float(((met - seen * sent) ** 2).sum())) / n
+    middle = (seen + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z * sqrt(seen * (1 - seen) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
+    low, high = min(seen - Z * error, middle - half), max(seen + Z * error, middle + half)
+    return Share(name=name, wanted=wanted, seen=seen, low=max(0.0, low), high=min(1.0, high))
+
+
+def next_load(
+    seen: Sequence[Tried], *, start: float, lowest: float, highest: float, tolerance: float, repeats: int
+) -> float | None:
+    """Doubled or halved until the limits are met below and missed above; then the geometric middle until both are within
+    `tolerance` of each other; then outwards from there until each end is sure in several runs. None: done.
+    """
+    if not seen:
+        return min(max(start, lowest), highest)
+    low, high = _ends(seen)
+    if low is None:
+        assert high is not None
+        return max(high / 2, lowest) if high > lowest else None
+    if high is None:
+        return min(low * 2, highest) if low < highest else None
+    if high / low > 1 + tolerance:
+        return sqrt(low * high)
+    for end, factor, wanted in ((low, 1 / (1 + tolerance), "meets"), (high, 1 + tolerance, "misses")):
+        load: float | None = end
+        while load is not None and lowest <= load <= highest:
+            known = next((one for one in seen if one.load == load), None)
+            if known is None or known.runs < LEAST_RUNS or (known.verdict == "unsure" and known.runs < repeats):
+                return load
+            if known.verdict == wanted:
+                break
+            load = _outwards(seen, load, load * factor)
+    return None
+
+
+def _outwards(seen: Sequence[Tried], load: float, beyond: float) -> float:
+    """The next load in this direction: one that was tried already rather than one close to it."""
+    near, far = min(load, beyond), max(load, beyond)
+    between = [one.load for one in seen if near < one.load < far]
+    return min(between, key=lambda one: abs(one - load)) if between else beyond
+
+
+def _ends(seen: Sequence[Tried]) -> tuple[float | None, float | None]:
+    """(highest that seems to meet the limits below all that do not, lowest that does not)."""
+    high = min((one.load for one in seen if not one.seems_to_meet), default=None)
+    low = max((one.load for one in seen if one.seems_to_meet and (high is None or one.load < high)), default=None)
+    return low, high
+
+
+def bracket(seen: Sequence[Tried]) -> Bracket:
+    low, high = _ends(seen)
+    misses = [one.load for one in seen if one.verdict == "misses"]
+    surely = [one.load for one in seen if one.verdict == "meets" and one.load < min(misses, default=np.inf)]
+    return Bracket(
+        low=max(surely, default=None),
+        high=min((load for load in misses if load > max(surely, default=0.0)), default=None),
+        estimate=sqrt(low * high) if low is not None and high is not None else low,
+    )
