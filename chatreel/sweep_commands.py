@@ -1,15 +1,12 @@
 """`sweep` and `capacity`. Parsing, calling and printing; nothing is decided here."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from chatreel.options import SEED, SLO, TRACE
-
-if TYPE_CHECKING:
-    from replay.judge.search import Limit
+from chatreel.options import ATTAIN, SEED, SLO, TRACE
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -114,29 +111,10 @@ def sweep(
     raise typer.Exit(write_reports(run_dir, slos, None, out, err))
 
 
-def limits(texts: list[str]) -> "list[Limit]":
-    """`ttft:p99:500ms`; `ttft:500` is of p99."""
-    from chatreel.replaying import parse_slos
-    from replay.errors import PlanError
-    from replay.judge.search import Limit
-
-    found = []
-    for text in texts:
-        parts = text.split(":")
-        try:
-            share = float(parts.pop(1).removeprefix("p")) / 100 if len(parts) == 3 else 0.99
-            if not 0 < share < 1:
-                raise ValueError(text)
-        except ValueError as error:
-            raise PlanError("no such SLO", seen=repr(text), wanted="METRIC:pNN:MS, e.g. ttft:p99:500ms or tpot:p90:40") from error
-        found.append(Limit(slo=parse_slos([":".join(parts)])[0], share=share))
-    return found
-
-
 def capacity(
     trace: TRACE,
     slo: Annotated[list[str], typer.Option(help="METRIC:pNN:MS with ttft, tpot or e2e; may be repeated.", show_default=False)],
-    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    attain: ATTAIN = 0.99,
     target: Annotated[str | None, typer.Option(help="Root URL of the server, without /v1; or else:")] = None,
     engine: Annotated[str | None, typer.Option(help="A simulated engine in virtual time; see docs/presets.md.")] = None,
     load: Annotated[
@@ -144,7 +122,10 @@ def capacity(
     ] = "rate",
     within: Annotated[str | None, typer.Option("--range", help="LOW..HIGH; else around the trace's own rate.")] = None,
     tolerance: Annotated[float, typer.Option(help="How near the two ends shall be, as a share.")] = 0.05,
-    repeats: Annotated[int, typer.Option(help="Runs of a load that is not sure yet, each with another seed.")] = 3,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Runs of a load that is not sure yet, each elsewhere in the trace.  [3 on a target, 8 on an engine]"),
+    ] = None,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("capacity"),
     arrivals: Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")] = "poisson",
     turns: Annotated[
@@ -154,11 +135,14 @@ def capacity(
         Literal["cold", "primed", "carry"],
         typer.Option(help="Each point with prompts that no cache knows; with the same once before; or all with the same."),
     ] = "cold",
-    max_s: Annotated[float, typer.Option(help="Seconds that a point may take to get steady.")] = 300.0,
-    min_requests: Annotated[int, typer.Option(help="Requests that end after the warm-up, at least.")] = 1000,
+    max_s: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take to get steady.  [300 on a target, 3600 on an engine]")
+    ] = None,
+    min_requests: Annotated[int, typer.Option(help="Requests of a run that end after the warm-up, at least.")] = 1000,
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step, of the engine.")] = None,
     prompt_mode: Annotated[Literal["auto", "ids", "text"], typer.Option(help="As in replay, like the next four.")] = "auto",
     tokenizer: Annotated[str, typer.Option()] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option()] = None,
@@ -168,17 +152,11 @@ def capacity(
     seed: SEED = 0,
 ) -> None:
     """The highest load that meets the SLOs, as a bracket; exit code 4 if not even the lowest one does."""
-    from chatreel.capacity_report import find_and_report
+    from chatreel.capacity_report import find_and_report, parse_limits
     from replay.capacity import CapacityConfig
     from replay.sweeping import SweepConfig
 
-    ends: list[float | None] = [None, None]
-    if within is not None:
-        try:
-            low, high = within.split("..")
-            ends = [float(low), float(high)]
-        except ValueError as error:
-            raise typer.BadParameter(f"{within!r} is not like 2..40", param_hint="--range") from error
+    lowest, highest = _ends(within)
     by: Literal["users", "time"] = "users" if load == "rate" else load
     config = SweepConfig(
         trace=trace,
@@ -191,13 +169,14 @@ def capacity(
         arrivals=arrivals,
         waits=turns == "wait",
         cache=cache,
-        max_s=max_s,
+        max_s=max_s if max_s is not None else 3600.0 if engine else 300.0,
         min_requests=min_requests,
         limit=limit,
         seed=seed,
         resume=resume,
         kv_tokens=kv_tokens,
         max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         prompt_mode=prompt_mode,
         tokenizer=tokenizer,
         api_key_env=api_key_env,
@@ -206,11 +185,21 @@ def capacity(
     )
     whole = CapacityConfig(
         sweep=config,
-        limits=limits(slo),
+        limits=parse_limits(slo),
         attain=attain,
-        lowest=ends[0],
-        highest=ends[1],
+        lowest=lowest,
+        highest=highest,
         tolerance=tolerance,
-        repeats=repeats,
+        repeats=repeats if repeats is not None else 8 if engine else 3,
     )
     raise typer.Exit(find_and_report(whole, out, err))
+
+
+def _ends(within: str | None) -> tuple[float | None, float | None]:
+    if within is None:
+        return None, None
+    try:
+        low, high = within.split("..")
+        return float(low), float(high)
+    except ValueError as error:
+        raise typer.BadParameter(f"{within!r} is not like 2..40", param_hint="--range") from error

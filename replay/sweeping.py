@@ -17,7 +17,7 @@ import uvloop
 
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy, load_label
-from replay.plan.load import Arrivals, as_long_as, at_rate, closed, twice
+from replay.plan.load import Arrivals, as_long_as, at_rate, closed, stretch, twice
 from replay.plan.plan import Plan
 from replay.plan.scale import By, scale_plan
 from replay.run import planned, point_seeds, write_json
@@ -27,6 +27,7 @@ Kind = Literal["concurrency", "rate", "scale"]
 Cache = Literal["cold", "primed", "carry"]
 CLOSED_SESSIONS = 40  # a closed loop's plan holds so many sessions for each that is open, and never fewer than
 CLOSED_REQUESTS = 5_000  # requests
+LONGEST_STRETCH = 20  # times the least number of requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class SweepConfig:
     cache: Cache = "cold"
     max_s: float = 120.0
     min_requests: int = 200
+    from_anywhere: bool = False  # each point begins at another place of the trace; else all with its first request
     limit: int | None = None
     seed: int = 0
     resume: bool = False
@@ -97,6 +99,11 @@ class Book:
         self.config = config
         self.plan = planned(config.trace, config.seed, limit=config.limit, dequantise=True, open_loop=False)
         self.manifest: dict[str, Any] = {}
+
+    @property
+    def own_rate(self) -> float:
+        """Requests per second of the trace as it was recorded."""
+        return _own_rate(self.plan)
 
     def begin(self, facts: dict[str, Any]) -> None:
         config = self.config
@@ -160,12 +167,24 @@ def _closed(plan: Plan, value: float, config: SweepConfig, _rng: np.random.Gener
 
 
 def _rate(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
-    longer = as_long_as(plan, max(1, round(value * config.max_s)))
+    requests = max(1, round(value * config.max_s))
+    longer = _stretch(plan, requests, config, rng) if config.from_anywhere else as_long_as(plan, requests)
     return at_rate(longer, value, config.arrivals, rng, waits=config.waits)
 
 
 def _scaled(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
+    if config.from_anywhere:
+        faster = value if config.by == "time" else 1.0
+        plan = _stretch(plan, max(1, round(_own_rate(plan) * faster * config.max_s)), config, rng)
     return scale_plan(plan, value, config.by, rng)
+
+
+def _stretch(plan: Plan, requests: int, config: SweepConfig, rng: np.random.Generator) -> Plan:
+    return stretch(plan, int(rng.integers(len(plan))), min(requests, LONGEST_STRETCH * config.min_requests))
+
+
+def _own_rate(plan: Plan) -> float:
+    return max(1, len(plan) - 1) / max(1e-9, float(plan.planned_ns[-1]) / 1e9)
 
 
 _LOADED: dict[Kind, Callable[[Plan, float, SweepConfig, np.random.Generator], Plan]] = {

@@ -9,13 +9,15 @@ import msgspec
 import numpy as np
 
 from replay.judge import metrics
-from replay.judge.summary import Slo
+from replay.judge.summary import Little, Slo
 from replay.outcome import Outcome
 
 Verdict = Literal["meets", "misses", "unsure"]
 BLOCKS = 10  # of time, in each run: requests near each other meet or miss together
 Z = 2.576  # each end of an interval is passed by chance in 0.5 %
 LEAST_RUNS = 2  # at the ends of the bracket, with different seeds
+NOISE_RUNS = 3  # from so many on, runs are compared with each other
+LITTLE_OFF, LITTLE_LEAST = 0.1, 1.0  # of what Little's law gives; requests: less is noise of small numbers
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +44,29 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     requests: int
     is_growing: bool  # in most of the runs: past capacity, whatever the shares say
+    client_limit: str | None  # what the client itself did wrong in one of the runs
     shares: list[Share]
+    ttft_p99_ms: float | None
+    tpot_p99_ms: float | None
+    little: list[Little]  # of each run
 
     @property
     def verdict(self) -> Verdict:
-        if self.is_growing or any(one.high < one.wanted for one in self.shares):
+        """One run that grows may be chance; two are not."""
+        if any(one.high < one.wanted for one in self.shares):
             return "misses"
+        if self.is_growing:
+            return "misses" if self.runs >= LEAST_RUNS else "unsure"
         return "meets" if all(one.low >= one.wanted for one in self.shares) else "unsure"
+
+    @property
+    def little_off(self) -> float:
+        """How far the worst run is from Little's law, as a share of what that gives. A run that grows need not obey it."""
+        return max((_off(one) for one in self.little), default=0.0)
+
+    @property
+    def obeys_little(self) -> bool:
+        return self.is_growing or self.little_off <= LITTLE_OFF
 
     @property
     def seems_to_meet(self) -> bool:
@@ -73,6 +91,8 @@ class Run:
     window_s: tuple[float, float]
     is_growing: bool
     outcomes: Sequence[Outcome]
+    little: Little | None = None
+    client_limit: str | None = None
 
 
 def tried(load: float, runs: Sequence[Run], limits: Sequence[Limit], attain: float) -> Tried:
@@ -80,34 +100,50 @@ def tried(load: float, runs: Sequence[Run], limits: Sequence[Limit], attain: flo
     slos = [one.slo for one in limits]
     shares = [_share("all limits", attain, runs, slos)]
     shares += [_share(f"{one.slo.metric} <= {one.slo.limit_ms:g} ms", one.share, runs, [one.slo]) for one in limits]
+    latency = metrics.latency([one for run in runs for one in run.outcomes])
     return Tried(
         load=load,
         runs=len(runs),
         requests=sum(len(run.outcomes) for run in runs),
         is_growing=2 * sum(run.is_growing for run in runs) > len(runs),
+        client_limit=next((run.client_limit for run in runs if run.client_limit), None),
         shares=shares,
+        ttft_p99_ms=latency.ttft_schedule_ms.p99 if latency.ttft_schedule_ms else None,
+        tpot_p99_ms=latency.tpot_ms.p99 if latency.tpot_ms else None,
+        little=[run.little for run in runs if run.little],
     )
+
+
+def _off(little: Little) -> float:
+    apart = abs(little.in_flight - little.expected)
+    return apart / little.expected if apart > LITTLE_LEAST and little.expected > 0 else 0.0
 
 
 def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -> Share:
     """Interval: the wider of that of a ratio over blocks of time (Cochran 1977, 6.4) and Wilson's, which knows that no miss in
     n requests is not the same as none ever.
+
+    Where runs differ more from each other than their blocks make one expect (another tenant, a hot GPU, another stretch of
+    the trace), the first is wider by sqrt(variance between runs / variance between blocks).
     """
-    met, sent = np.zeros(len(runs) * BLOCKS), np.zeros(len(runs) * BLOCKS)
+    met, sent = np.zeros((len(runs), BLOCKS)), np.zeros((len(runs), BLOCKS))
     for number, run in enumerate(runs):
         start, end = run.window_s
         for one in run.outcomes:
             if metrics.is_undecided(one, slos):
                 continue
             place = min(BLOCKS - 1, int((one.planned_ns / 1e9 - start) / max(end - start, 1e-9) * BLOCKS))
-            sent[number * BLOCKS + place] += 1
-            met[number * BLOCKS + place] += metrics.meets(one, slos)
+            sent[number, place] += 1
+            met[number, place] += metrics.meets(one, slos)
     n = float(sent.sum())
     if n == 0:
         return Share(name=name, wanted=wanted, seen=0.0, low=0.0, high=1.0)
     seen = float(met.sum()) / n
-    blocks = len(sent)
-    error = sqrt(blocks / (blocks - 1) * float(((met - seen * sent) ** 2).sum())) / n
+    left = met - seen * sent
+    variance = met.size / (met.size - 1) * float((left**2).sum())
+    if len(runs) >= NOISE_RUNS:
+        variance = max(variance, len(runs) / (len(runs) - 1) * float((left.sum(axis=1) ** 2).sum()))
+    error = sqrt(variance) / n
     middle = (seen + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z * sqrt(seen * (1 - seen) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
     low, high = min(seen - Z * error, middle - half), max(seen + Z * error, middle + half)
