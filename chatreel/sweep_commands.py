@@ -124,7 +124,7 @@ def capacity(
     tolerance: Annotated[float, typer.Option(help="How near the two ends shall be, as a share.")] = 0.05,
     repeats: Annotated[
         int | None,
-        typer.Option(help="Runs of a load that is not sure yet, each elsewhere in the trace.  [3 on a target, 8 on an engine]"),
+        typer.Option(help="Runs of a load that is not sure yet, each elsewhere in the trace.  [3 on a target, 5 on an engine]"),
     ] = None,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("capacity"),
     arrivals: Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")] = "poisson",
@@ -138,7 +138,9 @@ def capacity(
     max_s: Annotated[
         float | None, typer.Option(help="Seconds that a run may take to get steady.  [300 on a target, 3600 on an engine]")
     ] = None,
-    min_requests: Annotated[int, typer.Option(help="Requests of a run that end after the warm-up, at least.")] = 1000,
+    min_requests: Annotated[
+        int | None, typer.Option(help="Requests of a run after its warm-up, at least.  [1000 on a target, 2000 on an engine]")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
@@ -170,7 +172,7 @@ def capacity(
         waits=turns == "wait",
         cache=cache,
         max_s=max_s if max_s is not None else 3600.0 if engine else 300.0,
-        min_requests=min_requests,
+        min_requests=min_requests if min_requests is not None else 2000 if engine else 1000,
         limit=limit,
         seed=seed,
         resume=resume,
@@ -190,7 +192,7 @@ def capacity(
         lowest=lowest,
         highest=highest,
         tolerance=tolerance,
-        repeats=repeats if repeats is not None else 8 if engine else 3,
+        repeats=repeats if repeats is not None else 5 if engine else 3,
     )
     raise typer.Exit(find_and_report(whole, out, err))
 

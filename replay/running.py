@@ -191,6 +191,7 @@ def _virtual(setting: Setting) -> Runner:
         "model": setting.engine,
         "prompt_mode": "names",
         "has_metrics": True,
+        "kv_capacity_tokens": tokens,
         "simulated": True,
         "notes": ["simulated in virtual time: no server was asked"],
     }

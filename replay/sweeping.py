@@ -27,7 +27,9 @@ Kind = Literal["concurrency", "rate", "scale"]
 Cache = Literal["cold", "primed", "carry"]
 CLOSED_SESSIONS = 40  # a closed loop's plan holds so many sessions for each that is open, and never fewer than
 CLOSED_REQUESTS = 5_000  # requests
-LONGEST_STRETCH = 20  # times the least number of requests
+LONGEST_STRETCH, LONGEST_LEAD = 20, 2  # times the least number of requests
+LEAD_SHARE = 0.9  # of the sessions that are under way where a stretch begins
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, however many there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,18 +142,37 @@ class Book:
             torn.unlink()
         seed, salt = point_seeds(config.seed, index)
         rng = np.random.default_rng(seed)
-        plan = _LOADED[config.kind](self.plan, value, config, rng)
-        primer = len(plan) if config.cache == "primed" else 0
+        plan = _LOADED[config.kind](self._stretch(index, value) if config.from_anywhere else self.plan, value, config, rng)
+        primer = len(plan) if config.cache == "primed" else self._lead(plan) if config.from_anywhere else 0
         return Load(
             index=index,
             value=value,
             by=_load_by(config),
             seed=seed,
             salt=salt if config.cache != "carry" else point_seeds(config.seed, 0)[1],
-            plan=twice(plan) if primer else plan,
+            plan=twice(plan) if config.cache == "primed" else plan,
             primer=primer,
             at_once=round(value) if config.kind == "concurrency" else None,
         )
+
+    def _stretch(self, index: int, value: float) -> Plan:
+        """Where a point begins: all over the trace, and points near each other far apart."""
+        config = self.config
+        per_s = value if config.kind == "rate" else self.own_rate * (value if config.by == "time" else 1.0)
+        requests = min(max(1, round(per_s * config.max_s)), LONGEST_STRETCH * config.min_requests)
+        place = (np.random.default_rng(config.seed).random() + index * GOLDEN) % 1
+        return stretch(self.plan, int(place * len(self.plan)), requests + LONGEST_LEAD * config.min_requests)
+
+    def _lead(self, plan: Plan) -> int:
+        """Requests until the cache holds what it would hold in the middle of the trace: its own size, or the history of nearly
+        all sessions that are under way where the stretch begins.
+        """
+        under_way = np.flatnonzero((plan.parent < 0) & (plan.turn > 0))
+        touched = int(np.quantile(under_way, LEAD_SHARE)) + 1 if len(under_way) else 0
+        tokens = self.manifest.get("kv_capacity_tokens")
+        new = np.cumsum(plan.input_tokens + plan.output_tokens - np.where(plan.parent >= 0, plan.parent_tokens, 0))
+        filled = int(np.searchsorted(new, tokens)) + 1 if tokens else len(plan)
+        return min(touched, filled, LONGEST_LEAD * self.config.min_requests)
 
     def close(self, facts: dict[str, Any]) -> None:
         others = [one for one in self.manifest["points"] if one["index"] != facts["index"]]
@@ -167,20 +188,12 @@ def _closed(plan: Plan, value: float, config: SweepConfig, _rng: np.random.Gener
 
 
 def _rate(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
-    requests = max(1, round(value * config.max_s))
-    longer = _stretch(plan, requests, config, rng) if config.from_anywhere else as_long_as(plan, requests)
+    longer = plan if config.from_anywhere else as_long_as(plan, max(1, round(value * config.max_s)))
     return at_rate(longer, value, config.arrivals, rng, waits=config.waits)
 
 
 def _scaled(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
-    if config.from_anywhere:
-        faster = value if config.by == "time" else 1.0
-        plan = _stretch(plan, max(1, round(_own_rate(plan) * faster * config.max_s)), config, rng)
     return scale_plan(plan, value, config.by, rng)
-
-
-def _stretch(plan: Plan, requests: int, config: SweepConfig, rng: np.random.Generator) -> Plan:
-    return stretch(plan, int(rng.integers(len(plan))), min(requests, LONGEST_STRETCH * config.min_requests))
 
 
 def _own_rate(plan: Plan) -> float:

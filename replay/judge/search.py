@@ -170,12 +170,22 @@ def next_load(
         load: float | None = end
         while load is not None and lowest <= load <= highest:
             known = next((one for one in seen if one.load == load), None)
-            if known is None or known.runs < LEAST_RUNS or (known.verdict == "unsure" and known.runs < repeats):
+            if known is None or known.runs < LEAST_RUNS or (known.runs < repeats and _may_become(known, wanted, repeats)):
                 return load
             if known.verdict == wanted:
                 break
             load = _outwards(seen, load, load * factor)
     return None
+
+
+def _may_become(one: Tried, wanted: str, repeats: int) -> bool:
+    """Unsure, and not so near to the limit that `repeats` runs would not tell: an interval shrinks with the root of the runs."""
+    if one.verdict != "unsure":
+        return False
+    left = sqrt(one.runs / repeats)
+    if wanted == "meets":
+        return not one.is_growing and all(each.seen - left * (each.seen - each.low) >= each.wanted for each in one.shares)
+    return one.is_growing or any(each.seen + left * (each.high - each.seen) < each.wanted for each in one.shares)
 
 
 def _outwards(seen: Sequence[Tried], load: float, beyond: float) -> float:
