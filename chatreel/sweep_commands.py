@@ -138,9 +138,7 @@ def capacity(
     max_s: Annotated[
         float | None, typer.Option(help="Seconds that a run may take to get steady.  [300 on a target, 3600 on an engine]")
     ] = None,
-    min_requests: Annotated[
-        int | None, typer.Option(help="Requests of a run after its warm-up, at least.  [1000 on a target, 2000 on an engine]")
-    ] = None,
+    min_requests: Annotated[int, typer.Option(help="Requests of a run after its warm-up, at least.")] = 1000,
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
@@ -172,7 +170,7 @@ def capacity(
         waits=turns == "wait",
         cache=cache,
         max_s=max_s if max_s is not None else 3600.0 if engine else 300.0,
-        min_requests=min_requests if min_requests is not None else 2000 if engine else 1000,
+        min_requests=min_requests,
         limit=limit,
         seed=seed,
         resume=resume,

@@ -159,12 +159,11 @@ def next_load(
     if not seen:
         return min(max(start, lowest), highest)
     low, high = _ends(seen)
-    if low is None:
-        assert high is not None
-        return max(high / 2, lowest) if high > lowest else None
-    if high is None:
-        return min(low * 2, highest) if low < highest else None
-    if high / low > 1 + tolerance:
+    if low is None and high is not None and high > lowest:
+        return max(high / 2, lowest)
+    if high is None and low is not None and low < highest:
+        return min(low * 2, highest)
+    if low is not None and high is not None and high / low > 1 + tolerance:
         return sqrt(low * high)
     for end, factor, wanted in ((low, 1 / (1 + tolerance), "meets"), (high, 1 + tolerance, "misses")):
         load: float | None = end
