@@ -70,10 +70,9 @@ def truth(case: Case, start: float, path: Path) -> tuple[float, float]:
 
     low = high = start
     while not is_met(low):
-        low /= 1.3
+        low, high = low / 1.3, low
     while is_met(high):
-        high *= 1.3
-    low = max(low, high / 1.3)
+        low, high = high, high * 1.3
     while high / low > 1 + TRUTH_NEAR:
         middle = sqrt(low * high)
         low, high = (middle, high) if is_met(middle) else (low, middle)
