@@ -28,7 +28,7 @@ from replay.sweeping import SweepConfig
 from synth.generating import generate_trace
 from synth.model import load_workload
 
-REQUESTS, RATE_PER_S = 6000, 10.0  # of the trace
+REQUESTS, RATE_PER_S = 3000, 10.0  # of the trace
 TRUTH_NEAR = 0.04  # the loads on both sides of the true capacity are so near to each other
 
 
@@ -94,7 +94,6 @@ def searched(case: Case, trace: Path, folder: Path, seed: int) -> Capacity:
         values=(1.0,),
         engine=case.engine,
         max_s=3600.0,
-        min_requests=1000,
         seed=seed,
         resume=path.parent.exists(),
     )

@@ -136,9 +136,14 @@ def capacity(
         typer.Option(help="Each point with prompts that no cache knows; with the same once before; or all with the same."),
     ] = "cold",
     max_s: Annotated[
-        float | None, typer.Option(help="Seconds that a run may take to get steady.  [300 on a target, 3600 on an engine]")
+        float | None, typer.Option(help="Seconds that a run may take.  [300 on a target, 3600 on an engine]")
     ] = None,
-    min_requests: Annotated[int, typer.Option(help="Requests of a run after its warm-up, at least.")] = 1000,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests", "-n", help="Of a run, after its warm-up.  [1000 on a target; on an engine once through the trace]"
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
@@ -170,7 +175,6 @@ def capacity(
         waits=turns == "wait",
         cache=cache,
         max_s=max_s if max_s is not None else 3600.0 if engine else 300.0,
-        min_requests=min_requests,
         limit=limit,
         seed=seed,
         resume=resume,
@@ -190,6 +194,7 @@ def capacity(
         lowest=lowest,
         highest=highest,
         tolerance=tolerance,
+        requests=requests if requests is not None or engine else 1000,
         repeats=repeats if repeats is not None else 5 if engine else 3,
     )
     raise typer.Exit(find_and_report(whole, out, err))

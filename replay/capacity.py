@@ -26,12 +26,13 @@ from replay.sweeping import Book, Say, SweepConfig, load_name
 MOST_POINTS = 200
 LOWEST, HIGHEST = 1 / 64, 256  # times the trace's own rate
 FASTEST_PER_S = 1e5
+LEAST_REQUESTS, MOST_REQUESTS = 1_000, 10_000  # of a run on an engine: once through the trace, if it is not too short or long
 LEAST_KEPT = 0.75  # of a window, when its end is cut off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityConfig:
-    """`sweep` says what is loaded and how; its `values` are not used."""
+    """`sweep` says what is loaded and how; its `values` are not used. `requests`: of a run; None: once through the trace."""
 
     sweep: SweepConfig
     limits: Sequence[Limit]
@@ -40,6 +41,7 @@ class CapacityConfig:
     highest: float | None = None
     tolerance: float = 0.05
     repeats: int = 3
+    requests: int | None = None
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +67,10 @@ def run_capacity(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
 
 async def find(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
     _check(config)
-    sweep = dataclasses.replace(config.sweep, from_anywhere=True)
-    book = Book(sweep)
+    book = Book(config.sweep)
+    requests = config.requests or min(max(len(book.plan), LEAST_REQUESTS), MOST_REQUESTS)
+    book.config = sweep = dataclasses.replace(config.sweep, is_sample=True, min_requests=requests)
+    least = min(max(math.ceil(len(book.plan) / requests), LEAST_RUNS), config.repeats)  # an end has seen the whole trace
     start, lowest, highest = _range(config, book)
     runs: dict[float, list[Run]] = {}
     seen: dict[float, Tried] = {}
@@ -76,12 +80,18 @@ async def find(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
         for index in range(MOST_POINTS):
             tries = list(seen.values())
             load = next_load(
-                tries, start=start, lowest=lowest, highest=highest, tolerance=config.tolerance, repeats=config.repeats
+                tries,
+                start=start,
+                lowest=lowest,
+                highest=highest,
+                tolerance=config.tolerance,
+                repeats=config.repeats,
+                least=least,
             )
             if load is None:
                 stopped = None
                 break
-            facts = await _facts(book, runner, index, load)
+            facts = await _facts(book, runner, index, load, len(runs.get(load, [])))
             stopped = facts["stopped"]
             if stopped is not None:
                 break
@@ -93,11 +103,11 @@ async def find(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
     return found
 
 
-async def _facts(book: Book, runner: Runner, index: int, load: float) -> dict[str, Any]:
+async def _facts(book: Book, runner: Runner, index: int, load: float, nth: int) -> dict[str, Any]:
     """Of a run that was made before a crash, or of a new one."""
     facts = book.facts_of(index)
     if facts is None:
-        facts = await runner.point(book.load(index, load))
+        facts = await runner.point(book.load(index, load, nth))
         book.close(facts)
     if not math.isclose(facts["scale"], load):
         raise PlanError(

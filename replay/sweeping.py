@@ -27,7 +27,7 @@ Kind = Literal["concurrency", "rate", "scale"]
 Cache = Literal["cold", "primed", "carry"]
 CLOSED_SESSIONS = 40  # a closed loop's plan holds so many sessions for each that is open, and never fewer than
 CLOSED_REQUESTS = 5_000  # requests
-LONGEST_STRETCH, LONGEST_LEAD = 20, 2  # times the least number of requests
+LONGEST_STRETCH, LONGEST_LEAD = 4, 2  # times the least number of requests
 LEAD_SHARE = 0.9  # of the sessions that are under way where a stretch begins
 GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, however many there are
 
@@ -47,7 +47,7 @@ class SweepConfig:
     cache: Cache = "cold"
     max_s: float = 120.0
     min_requests: int = 200
-    from_anywhere: bool = False  # each point begins at another place of the trace; else all with its first request
+    is_sample: bool = False  # a point begins anywhere in the trace and has `min_requests`; else with its first, until steady
     limit: int | None = None
     seed: int = 0
     resume: bool = False
@@ -61,6 +61,11 @@ class SweepConfig:
     timeout_s: float = 600.0
     drain_s: float = 60.0
     workers: int = 1
+
+    @property
+    def starts_again(self) -> bool:
+        """A server keeps its cache between two runs of the command; a simulated engine's is gone, and is quick to fill again."""
+        return self.resume and self.cache == "carry" and self.engine is not None
 
     @property
     def setting(self) -> Setting:
@@ -80,6 +85,8 @@ async def sweep(config: SweepConfig, say: Say = lambda _: None) -> Path:
     book = Book(config)
     async with opened(config.setting) as run:
         book.begin(run.facts)
+        if config.starts_again:
+            say("the simulated cache that points carry over is not kept in the run folder: all points run again")
         for index, value in enumerate(config.values):
             if book.facts_of(index) is not None:
                 say(f"{load_name(config, value)}: done before")
@@ -115,7 +122,7 @@ class Book:
             known = msgspec.json.decode(path.read_bytes())
             if known.get("sweep") != asked:
                 raise PlanError("another run is in this folder", path=str(config.run_dir), next_step="Choose another --out")
-            known["points"] = [point for point in known["points"] if point["stopped"] is None]
+            known["points"] = [] if config.starts_again else [one for one in known["points"] if one["stopped"] is None]
             self.manifest = known
             return
         config.run_dir.mkdir(parents=True, exist_ok=True)
@@ -135,15 +142,15 @@ class Book:
         """Of a point that has run, maybe before a crash."""
         return next((point for point in self.manifest["points"] if point["index"] == index), None)
 
-    def load(self, index: int, value: float) -> Load:
-        """The load of a point; its seed and salt follow from the run's seed and its number."""
+    def load(self, index: int, value: float, nth: int = 0) -> Load:
+        """The load of a point; its seed and salt follow from the run's seed and its number. `nth`: sample at this value."""
         config = self.config
         for torn in config.run_dir.glob(f"point-{index}.*"):  # of a run that was killed
             torn.unlink()
         seed, salt = point_seeds(config.seed, index)
         rng = np.random.default_rng(seed)
-        plan = _LOADED[config.kind](self._stretch(index, value) if config.from_anywhere else self.plan, value, config, rng)
-        primer = len(plan) if config.cache == "primed" else self._lead(plan) if config.from_anywhere else 0
+        plan = _LOADED[config.kind](self._stretch(nth, value) if config.is_sample else self.plan, value, config, rng)
+        primer = len(plan) if config.cache == "primed" else self._lead(plan) if config.is_sample else 0
         return Load(
             index=index,
             value=value,
@@ -155,12 +162,12 @@ class Book:
             at_once=round(value) if config.kind == "concurrency" else None,
         )
 
-    def _stretch(self, index: int, value: float) -> Plan:
-        """Where a point begins: all over the trace, and points near each other far apart."""
+    def _stretch(self, nth: int, value: float) -> Plan:
+        """The samples of a value begin all over the trace, however many there are."""
         config = self.config
         per_s = value if config.kind == "rate" else self.own_rate * (value if config.by == "time" else 1.0)
         requests = min(max(1, round(per_s * config.max_s)), LONGEST_STRETCH * config.min_requests)
-        place = (np.random.default_rng(config.seed).random() + index * GOLDEN) % 1
+        place = (np.random.default_rng(config.seed).random() + nth * GOLDEN) % 1
         return stretch(self.plan, int(place * len(self.plan)), requests + LONGEST_LEAD * config.min_requests)
 
     def _lead(self, plan: Plan) -> int:
@@ -188,7 +195,7 @@ def _closed(plan: Plan, value: float, config: SweepConfig, _rng: np.random.Gener
 
 
 def _rate(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
-    longer = plan if config.from_anywhere else as_long_as(plan, max(1, round(value * config.max_s)))
+    longer = plan if config.is_sample else as_long_as(plan, max(1, round(value * config.max_s)))
     return at_rate(longer, value, config.arrivals, rng, waits=config.waits)
 
 

@@ -123,8 +123,8 @@ def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -
     """Interval: the wider of that of a ratio over blocks of time (Cochran 1977, 6.4) and Wilson's, which knows that no miss in
     n requests is not the same as none ever.
 
-    Where runs differ more from each other than their blocks make one expect (another tenant, a hot GPU, another stretch of
-    the trace), the first is wider by sqrt(variance between runs / variance between blocks).
+    Blocks of a tenth, a fifth and half a run, and from three runs on the runs themselves: the scale with the largest variance
+    counts. Congestion lasts, so short blocks are not independent; and runs may differ as a whole (another tenant, a hot GPU).
     """
     met, sent = np.zeros((len(runs), BLOCKS)), np.zeros((len(runs), BLOCKS))
     for number, run in enumerate(runs):
@@ -140,9 +140,9 @@ def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -
         return Share(name=name, wanted=wanted, seen=0.0, low=0.0, high=1.0)
     seen = float(met.sum()) / n
     left = met - seen * sent
-    variance = met.size / (met.size - 1) * float((left**2).sum())
-    if len(runs) >= NOISE_RUNS:
-        variance = max(variance, len(runs) / (len(runs) - 1) * float((left.sum(axis=1) ** 2).sum()))
+    parts = [left.reshape(-1, joined).sum(axis=1) for joined in (1, 2, BLOCKS // 2)]
+    parts += [left.sum(axis=1)] if len(runs) >= NOISE_RUNS else []
+    variance = max(len(part) / (len(part) - 1) * float((part**2).sum()) for part in parts)
     error = sqrt(variance) / n
     middle = (seen + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z * sqrt(seen * (1 - seen) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
@@ -151,10 +151,17 @@ def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -
 
 
 def next_load(
-    seen: Sequence[Tried], *, start: float, lowest: float, highest: float, tolerance: float, repeats: int
+    seen: Sequence[Tried],
+    *,
+    start: float,
+    lowest: float,
+    highest: float,
+    tolerance: float,
+    repeats: int,
+    least: int = LEAST_RUNS,
 ) -> float | None:
     """Doubled or halved until the limits are met below and missed above; then the geometric middle until both are within
-    `tolerance` of each other; then outwards from there until each end is sure in several runs. None: done.
+    `tolerance` of each other; then outwards from there until each end is sure in `least` runs or more. None: done.
     """
     if not seen:
         return min(max(start, lowest), highest)
@@ -169,7 +176,7 @@ def next_load(
         load: float | None = end
         while load is not None and lowest <= load <= highest:
             known = next((one for one in seen if one.load == load), None)
-            if known is None or known.runs < LEAST_RUNS or (known.runs < repeats and _may_become(known, wanted, repeats)):
+            if known is None or known.runs < least or (known.runs < repeats and _may_become(known, wanted, repeats)):
                 return load
             if known.verdict == wanted:
                 break
