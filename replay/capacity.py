@@ -27,6 +27,7 @@ MOST_POINTS = 200
 LOWEST, HIGHEST = 1 / 64, 256  # times the trace's own rate
 FASTEST_PER_S = 1e5
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 10_000  # of a run on an engine: once through the trace, if it is not too short or long
+LEAST_GROWING = 50  # requests: fewer show how the server fills, not how a queue grows
 LEAST_KEPT = 0.75  # of a window, when its end is cut off
 
 
@@ -132,7 +133,7 @@ def _run(config: SweepConfig, facts: dict[str, Any]) -> Run:
     kept = metrics.in_window(outcomes, (start, end))
     return Run(
         window_s=(start, end),
-        is_growing=facts["steady"] == "growing",
+        is_growing=facts["steady"] == "growing" and len(kept) >= LEAST_GROWING,
         outcomes=[msgspec.structs.replace(one, chunk_gaps_us=[], chunk_tokens=None) for one in kept],
         little=point.little,
         client_limit=None if point.valid else point.notes[0].seen,

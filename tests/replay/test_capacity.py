@@ -131,10 +131,10 @@ def test_a_live_server_is_searched(tmp_path: Path, trace: Path) -> None:
                 kind="rate",
                 values=(1.0,),
                 target=url,
-                max_s=0.5,
+                max_s=2.0,
             )
             limits = [Limit(slo=Slo(metric="ttft", limit_ms=limit_ms), share=0.5)]
-            options: dict[str, Any] = {"lowest": 40.0, "highest": 60.0, "tolerance": 0.5, "repeats": 2, "requests": 10}
+            options: dict[str, Any] = {"lowest": 40.0, "highest": 60.0, "tolerance": 0.5, "repeats": 2, "requests": 40}
             return await find(CapacityConfig(sweep=sweep, limits=limits, attain=0.5, **options))
 
     met, missed = asyncio.run(run(5000.0)), asyncio.run(run(0.001))
