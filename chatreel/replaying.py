@@ -1,5 +1,6 @@
 """`chatreel replay` and `report`: run, judge, write the three reports."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,10 @@ def parse_slos(texts: Sequence[str]) -> list[Slo]:
         try:
             if metric not in ("ttft", "tpot", "e2e"):
                 raise ValueError(metric)
-            slos.append(Slo(metric=metric, limit_ms=float(limit.removesuffix("ms"))))  # type: ignore[arg-type]
+            limit_ms = float(limit.removesuffix("ms"))
+            if not 0 < limit_ms < math.inf:
+                raise ValueError(limit)
+            slos.append(Slo(metric=metric, limit_ms=limit_ms))  # type: ignore[arg-type]
         except ValueError as error:
             raise PlanError("no such SLO", seen=repr(text), wanted="METRIC:MS, e.g. ttft:500, tpot:40 or e2e:10000") from error
     return slos

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from chatreel.options import METRICS_URL, SEED, SLO, TRACE
+from chatreel.options import ATTAIN, METRICS_URL, SEED, SLO, TRACE
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -17,6 +17,9 @@ RATE_STEPS = 8
 
 def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel sweep concurrency 1..256 monday.parquet --engine h100-llama3-8b")(sweep)
+    app.command(
+        epilog="Example: chatreel capacity monday.parquet --slo ttft:p99:500ms --slo tpot:p99:10ms --engine h100-llama3-8b"
+    )(capacity)
 
 
 def loads(text: str, kind: Kind) -> tuple[float, ...]:
@@ -108,3 +111,102 @@ def sweep(
     err.print(f"seed {seed}", highlight=False)
     run_sweep(config, lambda line: err.print(line, highlight=False))
     raise typer.Exit(write_reports(run_dir, slos, None, out, err))
+
+
+def capacity(
+    trace: TRACE,
+    slo: Annotated[list[str], typer.Option(help="METRIC:pNN:MS with ttft, tpot or e2e; may be repeated.", show_default=False)],
+    attain: ATTAIN = 0.99,
+    target: Annotated[str | None, typer.Option(help="Root URL of the server, without /v1; or else:")] = None,
+    engine: Annotated[str | None, typer.Option(help="A simulated engine in virtual time; see docs/presets.md.")] = None,
+    load: Annotated[
+        Literal["rate", "users", "time"], typer.Option(help="Requests per second, or the trace scaled by users or time.")
+    ] = "rate",
+    within: Annotated[str | None, typer.Option("--range", help="LOW..HIGH; else around the trace's own rate.")] = None,
+    tolerance: Annotated[float, typer.Option(help="How near the two ends shall be, as a share.")] = 0.05,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Runs of a load that is not sure yet, each elsewhere in the trace.  [3 on a target, 5 on an engine]"),
+    ] = None,
+    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("capacity"),
+    arrivals: Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")] = "poisson",
+    turns: Annotated[
+        Literal["open", "wait"], typer.Option(help="rate: later turns come at the rate too, or follow the answer before them.")
+    ] = "open",
+    cache: Annotated[
+        Literal["cold", "primed", "carry"],
+        typer.Option(help="Each point with prompts that no cache knows; with the same once before; or all with the same."),
+    ] = "cold",
+    max_s: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take.  [300 on a target, 3600 on an engine]")
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests", "-n", help="Of a run, after its warm-up.  [1000 on a target; on an engine once through the trace]"
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step, of the engine.")] = None,
+    prompt_mode: Annotated[Literal["auto", "ids", "text"], typer.Option(help="As in replay, like the next four.")] = "auto",
+    tokenizer: Annotated[str, typer.Option()] = "cl100k",
+    api_key_env: Annotated[str | None, typer.Option()] = None,
+    metrics_url: METRICS_URL = None,
+    workers: Annotated[int, typer.Option()] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
+    seed: SEED = 0,
+) -> None:
+    """The highest load that meets the SLOs, as a bracket; exit code 4 if not even the lowest one does."""
+    from chatreel.capacity_report import find_and_report, parse_limits
+    from replay.capacity import CapacityConfig
+    from replay.sweeping import SweepConfig
+
+    lowest, highest = _ends(within)
+    by: Literal["users", "time"] = "users" if load == "rate" else load
+    config = SweepConfig(
+        trace=trace,
+        run_dir=run_dir,
+        kind="rate" if load == "rate" else "scale",
+        values=(1.0,),
+        target=target,
+        engine=engine,
+        by=by,
+        arrivals=arrivals,
+        waits=turns == "wait",
+        cache=cache,
+        max_s=max_s if max_s is not None else 3600.0 if engine else 300.0,
+        limit=limit,
+        seed=seed,
+        resume=resume,
+        kv_tokens=kv_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prompt_mode=prompt_mode,
+        tokenizer=tokenizer,
+        api_key_env=api_key_env,
+        metrics_urls=tuple(metrics_url or ()),
+        workers=workers,
+    )
+    whole = CapacityConfig(
+        sweep=config,
+        limits=parse_limits(slo),
+        attain=attain,
+        lowest=lowest,
+        highest=highest,
+        tolerance=tolerance,
+        requests=requests if requests is not None or engine else 1000,
+        repeats=repeats if repeats is not None else 5 if engine else 3,
+    )
+    raise typer.Exit(find_and_report(whole, out, err))
+
+
+def _ends(within: str | None) -> tuple[float | None, float | None]:
+    if within is None:
+        return None, None
+    try:
+        low, high = within.split("..")
+        return float(low), float(high)
+    except ValueError as error:
+        raise typer.BadParameter(f"{within!r} is not like 2..40", param_hint="--range") from error

@@ -26,7 +26,8 @@ from replay.sim.virtual import play
 
 LOOK_EVERY = 1.1  # a point is looked at again when it has lasted so many times as long
 FIRST_LOOK_S = 5.0
-STEADY, GROWING, TIME_UP = "steady", "growing", "time is up"
+STEADY, GROWING, TIME_UP, ENOUGH = "steady", "growing", "time is up", "enough requests"
+SAMPLE_WARM_UP, LONGEST_WARM_UP = 0.25, 500  # of a sample's requests, and requests: before its window
 PAST_CAPACITY_REQUESTS = 2  # times the least number, before growth ends a point
 
 
@@ -41,6 +42,7 @@ class Setting:
     cache: str
     max_s: float
     min_requests: int
+    is_sample: bool
     seed: int
     kv_tokens: int | None
     max_num_seqs: int | None
@@ -111,6 +113,8 @@ class Watcher:
         lasted_s = t_s - self.primed_s
         if lasted_s >= self.setting.max_s:
             self.reason = TIME_UP
+        elif self.setting.is_sample:  # a point that may end when it looks well would look better than it is
+            self.reason = ENOUGH if ended - self.ended[0] >= self._skipped + self.setting.min_requests else None
         elif lasted_s >= self._next_look_s:
             self._next_look_s = lasted_s * LOOK_EVERY
             self.reason = self._verdict()
@@ -127,6 +131,16 @@ class Watcher:
 
     def steadiness(self) -> Steady:
         return self._steadiness(len(self.t_s))
+
+    def sample_begins_s(self) -> float:
+        """When so many requests have ended as a sample leaves out."""
+        if not self.t_s:
+            return 0.0
+        return self.t_s[min(int(np.searchsorted(self.ended, self.ended[0] + self._skipped)), len(self.t_s) - 1)]
+
+    @property
+    def _skipped(self) -> float:
+        return min(SAMPLE_WARM_UP * self.setting.min_requests, LONGEST_WARM_UP)
 
     def until(self, end_s: float) -> Steady:
         """Without what came after the last request: the drain."""
@@ -146,7 +160,8 @@ def _facts(watcher: Watcher, kv_capacity_tokens: int | None, *, answers_reused: 
     ends = np.array([one.end_ns for one in outcomes if one.sent_ns is not None and one.end_ns is not None], dtype=np.float64)
     end_s = float(sent.max() / 1e9) if len(sent) else 0.0
     seen = watcher.until(end_s)
-    start_s = seen.warm_up_s if seen.warm_up_s < end_s else 0.0
+    warm_up_s = watcher.sample_begins_s() if setting.is_sample else seen.warm_up_s
+    start_s = warm_up_s if warm_up_s < end_s else 0.0
     rows = np.sort(np.array([one.request_id for one in outcomes], dtype=np.int64))
     was_sent = rows_of(load.plan, rows) if len(rows) else load.plan
     prediction = predict(was_sent, kv_capacity_tokens, answers_reused=answers_reused)
@@ -158,7 +173,7 @@ def _facts(watcher: Watcher, kv_capacity_tokens: int | None, *, answers_reused: 
         "later_turns": 0,  # none of them has a recorded time to be late against
         "window_s": (start_s, end_s),
         "steady": seen.verdict,
-        "warm_up_s": seen.warm_up_s,
+        "warm_up_s": warm_up_s,
         "drift": seen.drift,
         "half_width": seen.half_width,
         "ended_because": watcher.reason or "the trace is over",
@@ -191,6 +206,7 @@ def _virtual(setting: Setting) -> Runner:
         "model": setting.engine,
         "prompt_mode": "names",
         "has_metrics": True,
+        "kv_capacity_tokens": tokens,
         "simulated": True,
         "notes": ["simulated in virtual time: no server was asked"],
     }
@@ -237,7 +253,7 @@ def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
         )
         with interruptible(stop):
             await send_point(config, link, load.plan, job, stop, progress, look)
-        stopped = None if stop.reason in (None, STEADY, GROWING, TIME_UP) else stop.reason
+        stopped = None if stop.reason in (None, STEADY, GROWING, TIME_UP, ENOUGH) else stop.reason
         return _facts(watcher, tokens, answers_reused=target.answers_reused, stopped=stopped)
 
     facts = {

@@ -17,7 +17,7 @@ import uvloop
 
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy, load_label
-from replay.plan.load import Arrivals, as_long_as, at_rate, closed, twice
+from replay.plan.load import Arrivals, as_long_as, at_rate, closed, stretch, twice
 from replay.plan.plan import Plan
 from replay.plan.scale import By, scale_plan
 from replay.run import planned, point_seeds, write_json
@@ -27,6 +27,9 @@ Kind = Literal["concurrency", "rate", "scale"]
 Cache = Literal["cold", "primed", "carry"]
 CLOSED_SESSIONS = 40  # a closed loop's plan holds so many sessions for each that is open, and never fewer than
 CLOSED_REQUESTS = 5_000  # requests
+LONGEST_STRETCH, LONGEST_LEAD = 4, 2  # times the least number of requests
+LEAD_SHARE = 0.9  # of the sessions that are under way where a stretch begins
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, however many there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class SweepConfig:
     cache: Cache = "cold"
     max_s: float = 120.0
     min_requests: int = 200
+    is_sample: bool = False  # a point begins anywhere in the trace and has `min_requests`; else with its first, until steady
     limit: int | None = None
     seed: int = 0
     resume: bool = False
@@ -57,6 +61,11 @@ class SweepConfig:
     timeout_s: float = 600.0
     drain_s: float = 60.0
     workers: int = 1
+
+    @property
+    def starts_again(self) -> bool:
+        """A server keeps its cache between two runs of the command; a simulated engine's is gone, and is quick to fill again."""
+        return self.resume and self.cache == "carry" and self.engine is not None
 
     @property
     def setting(self) -> Setting:
@@ -76,8 +85,10 @@ async def sweep(config: SweepConfig, say: Say = lambda _: None) -> Path:
     book = Book(config)
     async with opened(config.setting) as run:
         book.begin(run.facts)
+        if config.starts_again:
+            say("the simulated cache that points carry over is not kept in the run folder: all points run again")
         for index, value in enumerate(config.values):
-            if book.is_done(index):
+            if book.facts_of(index) is not None:
                 say(f"{load_name(config, value)}: done before")
                 continue
             load = book.load(index, value)
@@ -98,6 +109,11 @@ class Book:
         self.plan = planned(config.trace, config.seed, limit=config.limit, dequantise=True, open_loop=False)
         self.manifest: dict[str, Any] = {}
 
+    @property
+    def own_rate(self) -> float:
+        """Requests per second of the trace as it was recorded."""
+        return _own_rate(self.plan)
+
     def begin(self, facts: dict[str, Any]) -> None:
         config = self.config
         path = config.run_dir / "run.json"
@@ -106,7 +122,7 @@ class Book:
             known = msgspec.json.decode(path.read_bytes())
             if known.get("sweep") != asked:
                 raise PlanError("another run is in this folder", path=str(config.run_dir), next_step="Choose another --out")
-            known["points"] = [point for point in known["points"] if point["stopped"] is None]
+            known["points"] = [] if config.starts_again else [one for one in known["points"] if one["stopped"] is None]
             self.manifest = known
             return
         config.run_dir.mkdir(parents=True, exist_ok=True)
@@ -122,31 +138,52 @@ class Book:
             "points": [],
         }
 
-    def is_done(self, index: int) -> bool:
-        return any(point["index"] == index for point in self.manifest["points"])
+    def facts_of(self, index: int) -> dict[str, Any] | None:
+        """Of a point that has run, maybe before a crash."""
+        return next((point for point in self.manifest["points"] if point["index"] == index), None)
 
-    def load(self, index: int, value: float) -> Load:
-        """The load of a point; its seed and salt follow from the run's seed and its number."""
+    def load(self, index: int, value: float, nth: int = 0) -> Load:
+        """The load of a point; its seed and salt follow from the run's seed and its number. `nth`: sample at this value."""
         config = self.config
         for torn in config.run_dir.glob(f"point-{index}.*"):  # of a run that was killed
             torn.unlink()
         seed, salt = point_seeds(config.seed, index)
         rng = np.random.default_rng(seed)
-        plan = _LOADED[config.kind](self.plan, value, config, rng)
-        primer = len(plan) if config.cache == "primed" else 0
+        plan = _LOADED[config.kind](self._stretch(nth, value) if config.is_sample else self.plan, value, config, rng)
+        primer = len(plan) if config.cache == "primed" else self._lead(plan) if config.is_sample else 0
         return Load(
             index=index,
             value=value,
             by=_load_by(config),
             seed=seed,
             salt=salt if config.cache != "carry" else point_seeds(config.seed, 0)[1],
-            plan=twice(plan) if primer else plan,
+            plan=twice(plan) if config.cache == "primed" else plan,
             primer=primer,
             at_once=round(value) if config.kind == "concurrency" else None,
         )
 
+    def _stretch(self, nth: int, value: float) -> Plan:
+        """The samples of a value begin all over the trace, however many there are."""
+        config = self.config
+        per_s = value if config.kind == "rate" else self.own_rate * (value if config.by == "time" else 1.0)
+        requests = min(max(1, round(per_s * config.max_s)), LONGEST_STRETCH * config.min_requests)
+        place = (np.random.default_rng(config.seed).random() + nth * GOLDEN) % 1
+        return stretch(self.plan, int(place * len(self.plan)), requests + LONGEST_LEAD * config.min_requests)
+
+    def _lead(self, plan: Plan) -> int:
+        """Requests until the cache holds what it would hold in the middle of the trace: its own size, or the history of nearly
+        all sessions that are under way where the stretch begins.
+        """
+        under_way = np.flatnonzero((plan.parent < 0) & (plan.turn > 0))
+        touched = int(np.quantile(under_way, LEAD_SHARE)) + 1 if len(under_way) else 0
+        tokens = self.manifest.get("kv_capacity_tokens")
+        new = np.cumsum(plan.input_tokens + plan.output_tokens - np.where(plan.parent >= 0, plan.parent_tokens, 0))
+        filled = int(np.searchsorted(new, tokens)) + 1 if tokens else len(plan)
+        return min(touched, filled, LONGEST_LEAD * self.config.min_requests)
+
     def close(self, facts: dict[str, Any]) -> None:
-        self.manifest["points"] = sorted([*self.manifest["points"], facts], key=lambda one: int(one["index"]))
+        others = [one for one in self.manifest["points"] if one["index"] != facts["index"]]
+        self.manifest["points"] = sorted([*others, facts], key=lambda one: int(one["index"]))
         write_json(self.config.run_dir / "run.json", self.manifest)
 
 
@@ -158,12 +195,16 @@ def _closed(plan: Plan, value: float, config: SweepConfig, _rng: np.random.Gener
 
 
 def _rate(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
-    longer = as_long_as(plan, max(1, round(value * config.max_s)))
+    longer = plan if config.is_sample else as_long_as(plan, max(1, round(value * config.max_s)))
     return at_rate(longer, value, config.arrivals, rng, waits=config.waits)
 
 
 def _scaled(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
     return scale_plan(plan, value, config.by, rng)
+
+
+def _own_rate(plan: Plan) -> float:
+    return max(1, len(plan) - 1) / max(1e-9, float(plan.planned_ns[-1]) / 1e9)
 
 
 _LOADED: dict[Kind, Callable[[Plan, float, SweepConfig, np.random.Generator], Plan]] = {

@@ -55,7 +55,9 @@ def steadiness(t_s: Floats, in_flight: Floats, ended: Floats, *, is_closed: bool
     half_width = T_95 * float(batches.std(ddof=1)) / sqrt(BATCHES) / mean
     relative = drift / mean
     is_growing = not is_closed and t_value > SURE_T and relative > GROWTH and drift > LEAST_GROWTH
-    is_steady = (abs(relative) <= DRIFT or abs(t_value) < SURE_T) and (half_width <= WIDEST or mean < 1) and cut < BINS // 2
+    is_flat = abs(relative) <= DRIFT or abs(t_value) < SURE_T
+    is_known = half_width <= WIDEST or (mean < 1 and not is_closed)  # few in flight: what matters is how many have ended
+    is_steady = is_flat and is_known and cut < BINS // 2
     return Steady(
         verdict="growing" if is_growing else "steady" if is_steady else "unsettled",
         warm_up_s=float(edges[cut]),

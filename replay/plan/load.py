@@ -69,6 +69,16 @@ def as_long_as(plan: Plan, requests: int) -> Plan:
     return rows_of(plan, np.arange(min(requests, len(plan))))
 
 
+def stretch(plan: Plan, start: int, requests: int) -> Plan:
+    """So many requests from row `start` on, at 0 ns; as in `as_long_as`, a trace goes on with fresh copies of itself.
+
+    A later turn whose parent lies before the stretch is its session's first, with its whole history as prompt.
+    """
+    rows = np.arange(start, start + requests)
+    part = rows_of(as_long_as(plan, start + requests), rows)
+    return replace(part, planned_ns=part.planned_ns - part.planned_ns[0])
+
+
 def twice(plan: Plan) -> Plan:
     """The same requests once more, same ids: the first pass fills the cache for the second."""
     return fresh_copies(plan, 2, is_fresh=False)

@@ -121,6 +121,20 @@ def test_a_sweep_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
         run_sweep(SweepConfig(trace=trace, run_dir=tmp_path / "run", **asked))
 
 
+def test_what_was_carried_over_is_there_again_after_a_cut(tmp_path: Path) -> None:
+    trace = alike(tmp_path / "t.parquet", 300, 200, 60)
+    asked: dict[str, Any] = {"cache": "carry", "values": (1.0, 4.0)}
+    whole = swept(tmp_path, trace, **asked)
+    path = tmp_path / "run" / "run.json"
+    manifest = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode(manifest | {"points": manifest["points"][:1]}))
+
+    again = swept(tmp_path, trace, resume=True, **asked)
+
+    assert again == whole
+    assert again[1].cache.hit_rate_reported is not None and again[1].cache.hit_rate_reported > 0.5
+
+
 def test_a_live_server_is_swept_in_closed_loop(tmp_path: Path) -> None:
     trace = alike(tmp_path / "t.parquet", 200, 100, 12)
 

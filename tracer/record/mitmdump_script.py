@@ -2,7 +2,7 @@
 
     mitmdump -s "$(python -m tracer.record.mitmdump_script)" --set chatreel_out=monday.parquet
 
-It goes where chatreel is installed: `pip install chatreel[recorder]` brings mitmdump along. It changes no request and
+It goes where chatreel is installed: it brings mitmdump along. It changes no request and
 routes none; the trace is written when mitmdump ends.
 """
 
