@@ -14,7 +14,7 @@ from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import By, scale_plan
 from replay.results import compact, log_path
-from replay.run import planned, point_facts, point_seeds, write_json
+from replay.run import planned, point_facts, point_seeds, predicted_facts, write_json
 from replay.sim.presets import Preset, changed
 from replay.sim.virtual import ROUTERS, Router, play
 
@@ -51,7 +51,7 @@ def run_predict(config: PredictConfig) -> Path:
         point_seed, _ = point_seeds(config.seed, index)
         scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
         prediction = predict(scaled, preset.kv_blocks * preset.block_tokens * config.replicas, answers_reused=True)
-        manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
+        manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled) | predicted_facts(prediction))
         write_json(config.run_dir / "run.json", manifest)
         _play_into(config.run_dir, index, scaled, preset, config)
     return config.run_dir

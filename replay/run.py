@@ -5,11 +5,10 @@ The sending itself is in sharing.py, by one process here or by several (workers.
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,24 +19,25 @@ import msgspec
 import numpy as np
 import uvloop
 
+from replay.beside import Foretelling, predict_beside
 from replay.edge.client import TransportName, client_for
 from replay.edge.engines import CounterBase
 from replay.edge.probe import Target, probe
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
 from replay.outcome import Sample
-from replay.plan.build import COLUMNS, build_plan
 from replay.plan.plan import Plan
 from replay.plan.predict import Prediction, predict
 from replay.plan.scale import By, scale_plan
 from replay.plan.share import share_rows
+from replay.reading import Reading
 from replay.results import log_path
 from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, background
 from replay.workers import Workers
 from tracer.limits import lift_file_limit
-from tracer.tracefile import read_footer, read_table
 
 SAMPLE_S = 0.25
+LONG = 4_000_000  # block references of a point: reading and predicting more takes longer than one wants to wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,12 @@ def run_replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
-    plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
+    reading = _reading(config)
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers)) if config.workers > 1 else None  # they start while we look
+        stack.enter_context(reading)
         client = await stack.enter_async_context(client_for(config.timeout_s, headers, config.transport))
         target = await probe(
             client,
@@ -111,31 +112,91 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
             metrics_url=config.metrics_url,
         )
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        manifest = _manifest(config, target, plan)
         stop = Stop()
         stack.enter_context(_interruptible(stop))
+        book = _Book(config, target, reading)
         for index, scale in enumerate(config.scales):
             if stop.reason is not None:
                 break
             point_seed, salt = point_seeds(config.seed, index)
+            is_long = reading.references * scale > LONG
+            needs_all = not is_long or workers is not None or (scale != 1 and config.by == "users")
+            plan = await reading.finished() if needs_all else reading.plan
             scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-            prediction = _predict(scaled, config, target)
-            facts = point_facts(index, scale, config.by, point_seed, scaled, prediction)
-            progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=prediction.at_capacity)
-            manifest["points"].append(facts)
-            write_json(config.run_dir / "run.json", manifest)
+            progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=None)
             job = Job(target=target, salt=salt, drain_s=config.drain_s, point=index, log=log_path(config.run_dir, index, 0))
-            if workers is None:
-                sender: _Sender = Share(scaled, share_rows(scaled, 0, 1), job, client, stop)
-            else:
-                sender = workers.share_out(scaled, job, config.timeout_s, headers, config.transport, stop)
-            watch = _Watch(target, client.http, sender, progress, on_progress)
-            with open(config.run_dir / f"point-{index}.samples.jsonl", "wb") as samples:
-                await watch.run(samples)
-            facts["stopped"] = progress.stop_reason = stop.reason
-            on_progress(progress)
-            write_json(config.run_dir / "run.json", manifest)
+            async with book.point(
+                point_facts(index, scale, config.by, point_seed, scaled), progress, None if is_long else scaled
+            ):
+                if workers is None:
+                    sender: _Sender = Share(
+                        scaled, share_rows(scaled, 0, 1), job, client, stop, None if needs_all else reading.until
+                    )
+                else:
+                    sender = workers.share_out(scaled, job, config.timeout_s, headers, config.transport, stop)
+                watch = _Watch(target, client.http, sender, progress, on_progress)
+                with open(config.run_dir / f"point-{index}.samples.jsonl", "wb") as samples:
+                    await watch.run(samples)
+                progress.stop_reason = stop.reason
+                on_progress(progress)
     return config.run_dir
+
+
+class _Book:
+    """run.json, as it fills."""
+
+    def __init__(self, config: ReplayConfig, target: Target, reading: Reading) -> None:
+        self._config, self._target, self._reading = config, target, reading
+        self._manifest = _manifest(config, target)
+        self._capacity = config.kv_tokens or target.kv_capacity_tokens
+        self._answers_reused = target.returns_token_ids and target.prompt_mode == "ids"
+
+    @contextlib.asynccontextmanager
+    async def point(self, facts: dict[str, Any], progress: Progress, plan: Plan | None) -> AsyncIterator[None]:
+        """Written before the point runs, and when it has ended. Without `plan` its prediction is made beside it."""
+        self._manifest["points"].append(facts)
+        if plan is not None:
+            self._foretold(facts, progress, predict(plan, self._capacity, answers_reused=self._answers_reused))
+        self._write()
+        task = asyncio.create_task(self._foretell(facts, progress)) if plan is None else None
+        try:
+            yield
+            facts["stopped"] = progress.stop_reason
+            self._write()
+            if task is not None:
+                await task
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _foretell(self, facts: dict[str, Any], progress: Progress) -> None:
+        config = self._config
+        asked = Foretelling(
+            trace=config.trace,
+            seed=config.seed,
+            limit=config.limit,
+            dequantise=config.dequantise,
+            scale=facts["scale"],
+            by=config.by,
+            point_seed=facts["seed"],
+            kv_capacity_tokens=self._capacity,
+            answers_reused=self._answers_reused,
+        )
+        prediction = await predict_beside(asked)
+        if prediction is None:
+            self._target.notes.append("the predicting process died, for want of memory perhaps: no predicted hit rate")
+        else:
+            self._foretold(facts, progress, prediction)
+        self._write()
+
+    def _foretold(self, facts: dict[str, Any], progress: Progress, prediction: Prediction) -> None:
+        facts.update(predicted_facts(prediction))
+        progress.predicted_hit_rate = prediction.at_capacity
+
+    def _write(self) -> None:
+        self._manifest["notes"] = [*self._reading.notes, *self._target.notes]
+        write_json(self._config.run_dir / "run.json", self._manifest)
 
 
 def _headers(config: ReplayConfig) -> dict[str, str]:
@@ -147,12 +208,7 @@ def _headers(config: ReplayConfig) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _predict(plan: Plan, config: ReplayConfig, target: Target) -> Prediction:
-    capacity = config.kv_tokens or target.kv_capacity_tokens
-    return predict(plan, capacity, answers_reused=target.returns_token_ids and target.prompt_mode == "ids")
-
-
-def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any]:
+def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "trace": str(config.trace),
@@ -165,16 +221,18 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
         "seed": config.seed,
         "by": config.by,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "notes": [*plan.notes, *target.notes],
+        "notes": [],
         "points": [],
     }
 
 
 def planned(trace: Path, seed: int, *, limit: int | None, dequantise: bool, open_loop: bool) -> Plan:
     """A trace file as the plan of a run with this seed."""
-    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
-    plan = build_plan(read_table(trace, COLUMNS), read_footer(trace), rng, limit=limit, dequantise=dequantise)
-    return dataclasses.replace(plan, think_ns=np.full(len(plan), -1)) if open_loop else plan
+    return Reading(trace, seed, limit=limit, dequantise=dequantise, open_loop=open_loop).whole()
+
+
+def _reading(config: ReplayConfig) -> Reading:
+    return Reading(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
 
 
 def point_seeds(seed: int, index: int) -> tuple[int, int]:
@@ -183,7 +241,7 @@ def point_seeds(seed: int, index: int) -> tuple[int, int]:
     return scaling, salt
 
 
-def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
+def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan) -> dict[str, Any]:
     """What run.json says of a point before it runs."""
     return {
         "index": index,
@@ -193,11 +251,16 @@ def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan, predict
         "planned": len(plan),
         "planned_span_s": float(plan.planned_ns[-1]) / 1e9,
         "later_turns": int(((plan.parent >= 0) & (plan.think_ns >= 0)).sum()),
+        "stopped": None,
+    }
+
+
+def predicted_facts(prediction: Prediction) -> dict[str, Any]:
+    return {
         "hit_rate_predicted": prediction.at_capacity,
         "hit_rate_predicted_infinite": prediction.infinite,
         "kv_capacity_tokens": prediction.kv_capacity_tokens,
         "answers_reused": prediction.answers_reused,
-        "stopped": None,
     }
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 
 BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again
 LAG_PROBE_S = 0.02
 DEAD_AFTER = 25  # so many requests in a row that did not even reach the target: it is gone
+
+type Until = Callable[[int], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -82,7 +84,10 @@ class _Ready:
 
 
 class Share:
-    def __init__(self, plan: Plan, rows: Ints, job: Job, client: Client, stop: Stop) -> None:
+    """`until`: waits until the plan has the blocks of a request; None: it has them all."""
+
+    def __init__(self, plan: Plan, rows: Ints, job: Job, client: Client, stop: Stop, until: Until | None = None) -> None:
+        self.until = until
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
         self.endpoint = client.endpoint(self.target.url + "/v1/completions")
@@ -144,6 +149,8 @@ class Share:
         while not self.pacer.is_finished and self.stop.reason is None:
             self.changed.clear()
             for due in self._in_batches(self.pacer.take_due(self.now_ns + LOOK_AHEAD_NS)):
+                if self.until is not None:
+                    await self.until(max(row for _, row in due))
                 self._prepare(due)
                 await asyncio.sleep(0)
             await self._wait_for_work()
