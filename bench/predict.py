@@ -12,13 +12,19 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
-from replay.foretelling import PredictConfig, run_predict
+from replay.foretelling import SAMPLE_S, PredictConfig, run_predict
 from replay.judge.summary import Point
+from replay.outcome import Outcome
+from replay.plan.predict import predict
 from replay.report.reading import judge_run
-from replay.run import ReplayConfig, replay
+from replay.results import write_outcomes
+from replay.run import ReplayConfig, planned, replay
+from replay.sim.presets import preset_named
 from replay.sim.server import ServerConfig, run_server
+from replay.sim.virtual import play
 from synth.generating import generate_trace
 from synth.model import load_workload
 
@@ -61,15 +67,33 @@ def _rows(real: Point, sim: Point) -> None:
 
 
 def speed(trace: Path, limit: int | None, preset: str) -> None:
+    """The whole command, then its stages one by one; the rest of the command is samples, scaling and opening files."""
     with tempfile.TemporaryDirectory() as name:
         begin = time.perf_counter()
         run_predict(PredictConfig(trace=trace, run_dir=Path(name) / "run", engine=preset, scales=(1.0,), limit=limit))
         seconds = time.perf_counter() - begin
         point = judge_run(Path(name) / "run").points[0]
+        stages = _stages(trace, limit, preset, Path(name) / "again.parquet")
     print(
         f"{point.completed:,} requests, {point.duration_s:,.0f} virtual s in {seconds:.1f} s: {point.duration_s / seconds:,.0f} "
         f"x real time; {point.output_tokens_per_s * point.duration_s / seconds:,.0f} answer tokens/s"
     )
+    for stage, took_s in stages.items():
+        print(f"  {stage:<8} {took_s:6.2f} s  {took_s / sum(stages.values()):4.0%}")
+
+
+def _stages(trace: Path, limit: int | None, preset: str, path: Path) -> dict[str, float]:
+    marks = [time.perf_counter()]
+    plan = planned(trace, 0, limit=limit, dequantise=True, open_loop=False)
+    marks.append(time.perf_counter())
+    engine = preset_named(preset)
+    predict(plan, engine.kv_blocks * engine.block_tokens, answers_reused=True)
+    marks.append(time.perf_counter())
+    everything = list(play(plan, engine, replicas=1, router="prefix", sample_s=SAMPLE_S))
+    marks.append(time.perf_counter())
+    write_outcomes(path, (one for one in everything if isinstance(one, Outcome)))
+    marks.append(time.perf_counter())
+    return dict(zip(("load", "predict", "engine", "write"), (b - a for a, b in pairwise(marks)), strict=True))
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
+from chatreel.sim_commands import add_to as add_sim_commands
+from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
 from chatreel.trace_commands import add_to as add_trace_commands
 from tracer.errors import TraceError
@@ -39,12 +41,6 @@ class Mode(StrEnum):
 class By(StrEnum):
     users = "users"
     time = "time"
-
-
-class Router(StrEnum):
-    prefix = "prefix"
-    sticky = "sticky"
-    rr = "rr"
 
 
 class Transport(StrEnum):
@@ -156,7 +152,7 @@ def analyze(
     from chatreel.analyzing import AnalyzeOptions, run_analyze
 
     options = AnalyzeOptions(
-        sizes_blocks=_numbers(sizes_blocks, int, "--sizes-blocks"),
+        sizes_blocks=numbers(sizes_blocks, int, "--sizes-blocks"),
         top=top,
         model_config=model_config,
         kv_bytes_per_token=kv_bytes_per_token,
@@ -382,7 +378,7 @@ def replay(
         trace=trace,
         target=target,
         run_dir=run_dir,
-        scales=tuple(_numbers(scale, float, "--scale")),
+        scales=tuple(numbers(scale, float, "--scale")),
         by=by.value,
         limit=limit,
         seed=seed,
@@ -401,49 +397,8 @@ def replay(
     raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))
 
 
-@app.command(epilog="Example: chatreel predict monday.parquet --engine h100-llama3-8b --scale 1,2,5 --replicas 2 --slo ttft:500")
-def predict(
-    trace: TRACE,
-    engine: Annotated[str, typer.Option(help="GPU and model; see docs/presets.md.")] = "h100-llama3-8b",
-    scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
-    by: Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")] = By.users,
-    replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
-    router: Annotated[
-        Router, typer.Option(help="prefix: where most is cached; sticky: by session; rr: in turn.")
-    ] = Router.prefix,
-    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("predicted"),
-    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="KV cache of each replica, instead of the preset's.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
-    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
-    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
-    open_loop: Annotated[
-        bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
-    ] = False,
-    seed: SEED = 0,
-) -> None:
-    """What a server would do with a trace: the simulated engine in virtual time, no server asked, the same report."""
-    from chatreel.replaying import parse_slos, predict_and_report
-    from replay.foretelling import PredictConfig
-
-    config = PredictConfig(
-        trace=trace,
-        run_dir=run_dir,
-        engine=engine,
-        scales=tuple(_numbers(scale, float, "--scale")),
-        by=by.value,
-        replicas=replicas,
-        router=router.value,
-        limit=limit,
-        seed=seed,
-        open_loop=open_loop,
-        kv_tokens=kv_tokens,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
-    slos = parse_slos(slo or [])
-    raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
+add_sim_commands(app)
+add_sweep_commands(app)
 
 
 @app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")
@@ -472,7 +427,7 @@ def demo(
     raise typer.Exit(run_demo(folder, quick, seed, out, err))
 
 
-def _numbers[Number: (int, float)](text: str, kind: type[Number], option: str) -> list[Number]:
+def numbers[Number: (int, float)](text: str, kind: type[Number], option: str) -> list[Number]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:

@@ -1,9 +1,10 @@
 """`chatreel predict`: a trace through the simulated engine in virtual time, into a run folder like that of a replay."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -13,8 +14,10 @@ from replay.outcome import Outcome
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import By, scale_plan
-from replay.results import compact, log_path
-from replay.run import planned, point_facts, point_seeds, predicted_facts, write_json
+from replay.results import log_path, write_outcomes
+from replay.run import plan_options, planned, point_facts, point_seeds, write_json
+from replay.sim.engines import engine_named
+from replay.sim.hardware import Dtype
 from replay.sim.presets import Preset, changed
 from replay.sim.virtual import ROUTERS, Router, play
 
@@ -34,9 +37,14 @@ class PredictConfig:
     seed: int = 0
     dequantise: bool = True
     open_loop: bool = False
-    kv_tokens: int | None = None  # of each replica; this and the next two: instead of the preset's
+    model_config: Mapping[str, Any] | None = None  # a model's config.json; then `engine` is a GPU
+    gpus_per_replica: int = 1
+    dtype: Dtype | None = None  # of weights
+    kv_dtype: Dtype | None = None
+    kv_tokens: int | None = None  # of each replica; this and what follows: instead of the engine's
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Preset
 
 
 def run_predict(config: PredictConfig) -> Path:
@@ -51,7 +59,7 @@ def run_predict(config: PredictConfig) -> Path:
         point_seed, _ = point_seeds(config.seed, index)
         scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
         prediction = predict(scaled, preset.kv_blocks * preset.block_tokens * config.replicas, answers_reused=True)
-        manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled) | predicted_facts(prediction))
+        manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
         write_json(config.run_dir / "run.json", manifest)
         _play_into(config.run_dir, index, scaled, preset, config)
     return config.run_dir
@@ -59,35 +67,51 @@ def run_predict(config: PredictConfig) -> Path:
 
 def _play_into(run_dir: Path, index: int, plan: Plan, preset: Preset, config: PredictConfig) -> None:
     encode = msgspec.json.Encoder().encode
-    log = log_path(run_dir, index, 0)
-    with open(log, "wb") as outcomes, open(run_dir / f"point-{index}.samples.jsonl", "wb") as samples:
+
+    def outcomes(samples: BinaryIO) -> Iterator[Outcome]:
         for one in play(plan, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S):
-            (outcomes if isinstance(one, Outcome) else samples).write(encode(one) + b"\n")
-    compact(log)
+            if isinstance(one, Outcome):
+                yield one
+            else:
+                samples.write(encode(one) + b"\n")
+
+    with open(run_dir / f"point-{index}.samples.jsonl", "wb") as file:
+        write_outcomes(log_path(run_dir, index, 0).with_suffix(".parquet"), outcomes(file))
 
 
 def _preset(config: PredictConfig) -> Preset:
     if config.router not in ROUTERS:
         raise PlanError("no such router", seen=config.router, wanted=", ".join(ROUTERS))
-    return changed(
+    engine = engine_named(
         config.engine,
+        gpus=config.gpus_per_replica,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        config=config.model_config,
+    )
+    return changed(
+        engine,
         kv_tokens=config.kv_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        **config.settings,
     )
 
 
 def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, Any]:
     several = f"{config.replicas} replicas, {config.router} router, " if config.replicas > 1 else ""
+    engine = config.engine if config.model_config is None else f"{config.engine} with {preset.model.name}"
+    gpus = f"{preset.gpus} GPUs and " if preset.gpus > 1 else ""
     return {
         "schema_version": 1,
         "trace": str(config.trace),
-        "target": f"simulated: {several}{config.engine}, {preset.kv_blocks * preset.block_tokens:,} tokens of KV each",
-        "model": config.engine,
+        "target": f"simulated: {several}{engine}, {gpus}{preset.kv_blocks * preset.block_tokens:,} tokens of KV each",
+        "model": engine,
         "prompt_mode": "names",
         "has_metrics": True,
         "seed": config.seed,
         "by": config.by,
+        **plan_options(config.limit, config.dequantise, config.open_loop),
         "simulated": True,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": ["simulated in virtual time: no server was asked", *plan.notes],

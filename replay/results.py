@@ -26,17 +26,22 @@ def log_path(run_dir: Path, point: int, share: int) -> Path:
 def compact(log: Path) -> Path:
     """A finished log as Parquet, beside it; the log is removed. Memory is that of some thousand rows."""
     path = log.with_suffix(".parquet")
+    with open(log, "rb") as lines:
+        write_outcomes(path, (_decode(line) for line in lines))
+    log.unlink()
+    return path
+
+
+def write_outcomes(path: Path, outcomes: Iterator[Outcome]) -> None:
+    """The file is there when it is whole."""
     partial = path.with_suffix(".partial")
-    with open(log, "rb") as lines, pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
-        rows = (_decode(line) for line in lines)
-        while batch := list(islice(rows, ROWS_AT_ONCE)):
+    with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+        while batch := list(islice(outcomes, ROWS_AT_ONCE)):
             columns = [
                 pa.array([getattr(one, name) for one in batch], field.type) for name, field in zip(_NAMES, SCHEMA, strict=True)
             ]
             writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
     partial.replace(path)
-    log.unlink()
-    return path
 
 
 def read_outcomes(run_dir: Path, point: int) -> tuple[list[Outcome], int]:

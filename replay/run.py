@@ -20,11 +20,12 @@ import numpy as np
 import uvloop
 
 from replay.beside import Foretelling, predict_beside
-from replay.edge.client import TransportName, client_for
+from replay.edge.client import Client, TransportName, client_for
 from replay.edge.engines import CounterBase
 from replay.edge.probe import Target, probe
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
+from replay.judge.summary import LoadBy
 from replay.outcome import Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import Prediction, predict
@@ -32,7 +33,7 @@ from replay.plan.scale import By, scale_plan
 from replay.plan.share import share_rows
 from replay.reading import Reading
 from replay.results import log_path
-from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, background
+from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, Until, background
 from replay.workers import Workers
 from tracer.limits import lift_file_limit
 
@@ -96,13 +97,21 @@ def run_replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -
     return uvloop.run(replay(config, on_progress))
 
 
-async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
-    reading = _reading(config)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    client: Client
+    target: Target
+    workers: Workers | None
+    headers: dict[str, str]
+
+
+@contextlib.asynccontextmanager
+async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
+    """The target found out and ready to be sent to. Raises PlanError if it is not usable."""
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers)) if config.workers > 1 else None  # they start while we look
-        stack.enter_context(reading)
         client = await stack.enter_async_context(client_for(config.timeout_s, headers, config.transport))
         target = await probe(
             client,
@@ -111,34 +120,34 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
             tokenizer=config.tokenizer,
             metrics_url=config.metrics_url,
         )
+        yield Connected(client=client, target=target, workers=workers, headers=headers)
+
+
+async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
+    options = plan_options(config.limit, config.dequantise, config.open_loop)
+    reading = Reading(config.trace, config.seed, **options)
+    async with connected(config) as link:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         stop = Stop()
-        stack.enter_context(_interruptible(stop))
-        book = _Book(config, target, reading)
-        for index, scale in enumerate(config.scales):
-            if stop.reason is not None:
-                break
-            point_seed, salt = point_seeds(config.seed, index)
-            is_long = reading.references * scale > LONG
-            needs_all = not is_long or workers is not None or (scale != 1 and config.by == "users")
-            plan = await reading.finished() if needs_all else reading.plan
-            scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-            progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=None)
-            job = Job(target=target, salt=salt, drain_s=config.drain_s, point=index, log=log_path(config.run_dir, index, 0))
-            async with book.point(
-                point_facts(index, scale, config.by, point_seed, scaled), progress, None if is_long else scaled
-            ):
-                if workers is None:
-                    sender: _Sender = Share(
-                        scaled, share_rows(scaled, 0, 1), job, client, stop, None if needs_all else reading.until
-                    )
-                else:
-                    sender = workers.share_out(scaled, job, config.timeout_s, headers, config.transport, stop)
-                watch = _Watch(target, client.http, sender, progress, on_progress)
-                with open(config.run_dir / f"point-{index}.samples.jsonl", "wb") as samples:
-                    await watch.run(samples)
-                progress.stop_reason = stop.reason
-                on_progress(progress)
+        with reading, interruptible(stop):
+            book = _Book(config, link.target, reading)
+            for index, scale in enumerate(config.scales):
+                if stop.reason is not None:
+                    break
+                point_seed, salt = point_seeds(config.seed, index)
+                is_long = reading.references * scale > LONG
+                begins_at_once = is_long and link.workers is None and (scale == 1 or config.by == "time")
+                plan = reading.plan if begins_at_once else await reading.finished()
+                scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
+                facts = point_facts(index, scale, config.by, point_seed, scaled, None)
+                progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=None)
+                log = log_path(config.run_dir, index, 0)
+                job = Job(target=link.target, salt=salt, drain_s=config.drain_s, point=index, log=log)
+                until = reading.until if begins_at_once else None
+                async with book.point(facts, progress, None if is_long else scaled):
+                    await send_point(config, link, scaled, job, stop, progress, on_progress, until)
+                    progress.stop_reason = stop.reason
+                    on_progress(progress)
     return config.run_dir
 
 
@@ -191,12 +200,35 @@ class _Book:
         self._write()
 
     def _foretold(self, facts: dict[str, Any], progress: Progress, prediction: Prediction) -> None:
-        facts.update(predicted_facts(prediction))
+        facts.update(_predicted_facts(prediction))
         progress.predicted_hit_rate = prediction.at_capacity
 
     def _write(self) -> None:
         self._manifest["notes"] = [*self._reading.notes, *self._target.notes]
         write_json(self._config.run_dir / "run.json", self._manifest)
+
+
+async def send_point(
+    config: ReplayConfig,
+    link: Connected,
+    plan: Plan,
+    job: Job,
+    stop: Stop,
+    progress: Progress,
+    on_progress: OnProgress,
+    until: Until | None = None,
+) -> None:
+    """Send a plan and watch the server meanwhile; outcomes and samples are in the run folder then.
+
+    `until`: waits until the plan has the blocks of a request; None: it has them all.
+    """
+    if link.workers is None:
+        sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
+    else:
+        sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
+    watch = _Watch(link.target, link.client.http, sender, progress, on_progress)
+    with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
+        await watch.run(samples)
 
 
 def _headers(config: ReplayConfig) -> dict[str, str]:
@@ -220,6 +252,7 @@ def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
         "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
         "seed": config.seed,
         "by": config.by,
+        **plan_options(config.limit, config.dequantise, config.open_loop),
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": [],
         "points": [],
@@ -231,8 +264,9 @@ def planned(trace: Path, seed: int, *, limit: int | None, dequantise: bool, open
     return Reading(trace, seed, limit=limit, dequantise=dequantise, open_loop=open_loop).whole()
 
 
-def _reading(config: ReplayConfig) -> Reading:
-    return Reading(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
+def plan_options(limit: int | None, dequantise: bool, open_loop: bool) -> dict[str, Any]:
+    """What run.json says so that a run's plan can be made again."""
+    return {"limit": limit, "dequantise": dequantise, "open_loop": open_loop}
 
 
 def point_seeds(seed: int, index: int) -> tuple[int, int]:
@@ -241,7 +275,7 @@ def point_seeds(seed: int, index: int) -> tuple[int, int]:
     return scaling, salt
 
 
-def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan) -> dict[str, Any]:
+def point_facts(index: int, scale: float, by: LoadBy, seed: int, plan: Plan, prediction: Prediction | None) -> dict[str, Any]:
     """What run.json says of a point before it runs."""
     return {
         "index": index,
@@ -251,16 +285,18 @@ def point_facts(index: int, scale: float, by: By, seed: int, plan: Plan) -> dict
         "planned": len(plan),
         "planned_span_s": float(plan.planned_ns[-1]) / 1e9,
         "later_turns": int(((plan.parent >= 0) & (plan.think_ns >= 0)).sum()),
+        **_predicted_facts(prediction),
         "stopped": None,
     }
 
 
-def predicted_facts(prediction: Prediction) -> dict[str, Any]:
+def _predicted_facts(prediction: Prediction | None) -> dict[str, Any]:
+    """None: not known yet."""
     return {
-        "hit_rate_predicted": prediction.at_capacity,
-        "hit_rate_predicted_infinite": prediction.infinite,
-        "kv_capacity_tokens": prediction.kv_capacity_tokens,
-        "answers_reused": prediction.answers_reused,
+        "hit_rate_predicted": prediction and prediction.at_capacity,
+        "hit_rate_predicted_infinite": prediction and prediction.infinite,
+        "kv_capacity_tokens": prediction and prediction.kv_capacity_tokens,
+        "answers_reused": prediction and prediction.answers_reused,
     }
 
 
@@ -271,7 +307,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 @contextlib.contextmanager
-def _interruptible(stop: Stop) -> Iterator[None]:
+def interruptible(stop: Stop) -> Iterator[None]:
     """First Ctrl-C: stop sending and drain. The second one ends the program as usual."""
     loop = asyncio.get_running_loop()
 

@@ -25,7 +25,9 @@ from replay.results import compact
 from tracer.words import as_text
 
 LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 12k tokens take some 2 ms
+GATHER_NS = 20_000_000  # so long they are gathered before: ten small prompts at once cost little more than one
 BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again
+BUILD_REQUESTS = 16  # some 0.5 ms for short prompts
 LAG_PROBE_S = 0.02
 DEAD_AFTER = 25  # so many requests in a row that did not even reach the target: it is gone
 
@@ -69,6 +71,7 @@ class Job:
     drain_s: float
     point: int
     log: Path
+    at_once: int | None = None  # closed loop: sessions that are open at a time
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ class Share:
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
         self.endpoint = client.endpoint(self.target.url + "/v1/completions")
-        self.pacer = Pacer(plan, rows)
+        self.pacer = Pacer(plan, rows, job.at_once)
         self.is_continued = np.zeros(len(plan), dtype=bool)
         self.is_continued[plan.parent[plan.parent >= 0]] = True
         self.spoken: dict[int, NDArray[np.int64]] = {}  # prompt + answer of turns that a later turn continues
@@ -131,6 +134,7 @@ class Share:
         self.start_ns = start_ns
         self.changed = asyncio.Event()
         self.alarm = Alarm()
+        self.client.on_read(self.alarm.look)
         gc.freeze()  # a collection over a long plan would stall every stream
         try:
             with open(self.job.log, "wb", buffering=1 << 16) as self.log:
@@ -160,7 +164,7 @@ class Share:
         for one in due:
             batch.append(one)
             tokens += int(self.plan.input_tokens[one[1]])
-            if tokens >= BUILD_TOKENS:
+            if tokens >= BUILD_TOKENS or len(batch) >= BUILD_REQUESTS:
                 yield batch
                 batch, tokens = [], 0
         if batch:
@@ -172,7 +176,7 @@ class Share:
         if next_ns is None:
             await self.changed.wait()
             return
-        wait_s = (next_ns - LOOK_AHEAD_NS - self.now_ns) / 1e9
+        wait_s = (next_ns - LOOK_AHEAD_NS + GATHER_NS - self.now_ns) / 1e9
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

@@ -71,7 +71,11 @@ class Workers:
             _Order(
                 index=number,
                 count=len(self._pipes),
-                job=replace(job, log=log_path(job.log.parent, job.point, number)),
+                job=replace(
+                    job,
+                    log=log_path(job.log.parent, job.point, number),
+                    at_once=None if job.at_once is None else (job.at_once + number) // len(self._pipes),
+                ),
                 timeout_s=timeout_s,
                 headers=headers,
                 transport=transport,

@@ -28,6 +28,7 @@ MAX_JITTER_NS = 30 * NS  # copies of a group start this much earlier or later at
 FEW_JITTER_NS = 10 * NS  # where there are few groups, each one's place weighs on the hit curve
 LEAST_STRATA = 16
 STRATUM = 4  # groups alike that are drawn together; wider is more like Poisson, narrower more like the source
+HEAVY_SHARE = 1 / 200  # of all reuse: a group that holds so much is drawn by itself, for it alone moves the hit curve
 
 # Copied as they are; ids, times and results are not.
 CARRIED = (
@@ -135,32 +136,35 @@ def draw(source: Source, k: float, duration_ns: int | None, rng: np.random.Gener
     """Each group about Poisson(k) times, over the trace's own span or, repeated, over a longer duration."""
     starts = np.full(len(source.private_ids), source.span_ns)
     np.minimum.at(starts, source.group_of, source.arrival_ns)
-    order = _like_beside_like(source, starts)
+    order, heavy = _like_beside_like(source, starts)
     reach = min(MAX_JITTER_NS if len(starts) >= 2 * LEAST_STRATA else FEW_JITTER_NS, source.span_ns // 20)
     repeats = 1 if duration_ns is None else -(-duration_ns // source.span_ns)
     groups, shifts = [], []
     for repeat in range(repeats):
         begin = repeat * source.span_ns
-        group = np.repeat(np.arange(len(starts)), stratified_counts(order, k, rng))
+        group = np.repeat(np.arange(len(starts)), stratified_counts(order, heavy, k, rng))
         moved = np.abs(starts[group] + rng.integers(-reach, reach + 1, len(group)))  # reflected at 0
         groups.append(group)
         shifts.append(begin + moved - starts[group])
     return Draw(group=np.concatenate(groups), shift_ns=np.concatenate(shifts), end_ns=duration_ns)
 
 
-def _like_beside_like(source: Source, starts: Ints) -> Ints:
-    """All groups, those that reuse most first, in half octaves; inside one of these by start.
+def _like_beside_like(source: Source, starts: Ints) -> tuple[Ints, int]:
+    """All groups, those that reuse most first, in half octaves; inside one of these by start. And how many are heavy.
 
     Neighbours then stand for each other: a draw keeps what makes the hit curve and, as most groups are single requests,
     the rate of every minute.
     """
     prompts = np.bincount(source.group_of, weights=source.prompt_tokens, minlength=len(starts))
     reused = np.maximum(prompts - source.private_ids * source.block_tokens, 0)
-    return np.lexsort((starts, -np.rint(2 * np.log2(1 + reused))))
+    heavy = int((reused >= max(1.0, HEAVY_SHARE * float(reused.sum()))).sum())
+    return np.lexsort((starts, -np.rint(2 * np.log2(1 + reused)))), heavy
 
 
-def stratified_counts(order: Ints, k: float, rng: np.random.Generator) -> Ints:
+def stratified_counts(order: Ints, heavy: int, k: float, rng: np.random.Generator) -> Ints:
     """How often each group is drawn: Poisson(k), given that each stratum of neighbours in `order` is drawn k times its number.
+
+    The first `heavy` ones are a stratum each.
 
     Poisson counts under a fixed sum are multinomial. There are as many strata as groups, or 16 and more, so that of a few
     large groups none is left out by chance.
@@ -168,8 +172,8 @@ def stratified_counts(order: Ints, k: float, rng: np.random.Generator) -> Ints:
     width = max(1, min(STRATUM, len(order) // LEAST_STRATA))
     counts = np.zeros(len(order), dtype=np.int64)
     offset = rng.random()  # one for all strata, so that what they round up and down evens out
-    for begin in range(0, len(order), width):
-        stratum = order[begin : begin + width]
+    for begin in [*range(heavy), *range(heavy, len(order), width)]:
+        stratum = order[begin : begin + (1 if begin < heavy else width)]
         draws = int(k * (begin + len(stratum)) + offset) - int(k * begin + offset)
         counts[stratum] = rng.multinomial(draws, np.full(len(stratum), 1 / len(stratum)))
     return counts

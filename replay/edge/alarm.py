@@ -66,7 +66,15 @@ class Alarm:
         if self._fd >= 0:
             with suppress(BlockingIOError):
                 os.read(self._fd, 8)
-        while self._heap and self._heap[0][0] <= time.monotonic_ns():
+        self._call_due(time.monotonic_ns())
+
+    def look(self, now_ns: int) -> None:
+        """Between two other events of the loop: a round with hundreds of them would make the timer wait for its turn."""
+        if self._heap and self._heap[0][0] <= now_ns:
+            self._call_due(now_ns)
+
+    def _call_due(self, now_ns: int) -> None:
+        while self._heap and self._heap[0][0] <= now_ns:
             heapq.heappop(self._heap)[2]()
         if self._heap and self._fd >= 0:
             self._arm()

@@ -170,6 +170,11 @@ class Client:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def on_read(self, callback: Callable[[int], object]) -> None:
+        """Call with the time of each socket read, so that what is due need not wait until all that was read is worked off."""
+        if self._own is not None:
+            self._own.on_read = callback
+
     async def exchange(self, endpoint: Endpoint, body: bytes) -> Exchange:
         """`post`, and wait for its end."""
         ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()

@@ -44,8 +44,11 @@ class Transport(httpx.AsyncBaseTransport):
         self._verify = verify
         self._context: ssl.SSLContext | None = None
         self._read_timeout_s = read_timeout_s
+        self.on_read: Callable[[int], object] = lambda _: (
+            None
+        )  # told the time of each socket read, before its bytes are looked at
         self._idle: dict[Origin, dict[_Connection, None]] = {}  # last one in is the first one out: it is the warmest
-        self._open: set[_Connection] = set()
+        self.opened: set[_Connection] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._reserving: set[asyncio.Task[None]] = set()
 
@@ -87,9 +90,9 @@ class Transport(httpx.AsyncBaseTransport):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for connection in list(self._open):
+        for connection in list(self.opened):
             connection.abort()
-        while self._open:  # a closed socket is told about in the loop's next round
+        while self.opened:  # a closed socket is told about in the loop's next round
             await asyncio.sleep(0)
 
     def _take(self, origin: Origin) -> "_Connection | None":
@@ -108,7 +111,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     async def _open_one(self, origin: Origin) -> None:
         with suppress(httpx.TransportError):  # the request will try again, and tell
-            self._release(await self._connect(origin))
+            self.release(await self._connect(origin))
 
     async def _send_on_new(self, origin: Origin, message: bytes, sink: Sink) -> None:
         try:
@@ -127,9 +130,7 @@ class Transport(httpx.AsyncBaseTransport):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(origin, self._open, self._release), host, port, ssl=tls
-                )
+                _, connection = await loop.create_connection(lambda: _Connection(origin, self), host, port, ssl=tls)
         except TimeoutError as error:
             raise httpx.ConnectTimeout(f"no connection to {host}:{port} within {timeout_s:g} s") from error
         except OSError as error:  # ssl.SSLError is one
@@ -141,7 +142,7 @@ class Transport(httpx.AsyncBaseTransport):
             self._context = httpx.create_ssl_context(self._verify)
         return self._context
 
-    def _release(self, connection: "_Connection") -> None:
+    def release(self, connection: "_Connection") -> None:
         """A connection is free again, or gone."""
         idle = self._idle.setdefault(connection.origin, {})
         if connection.is_open:
@@ -163,11 +164,10 @@ def message_of(request: httpx.Request, body: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, origin: Origin, opened: "set[_Connection]", release: "Callable[[_Connection], None]") -> None:
+    def __init__(self, origin: Origin, pool: Transport) -> None:
         self.origin = origin
         self.is_open = False
-        self._opened = opened
-        self._release = release
+        self._pool = pool
         self._sink: Sink | None = None
         self._headers: Headers = []
         self._has_head = self._ends_with_connection = self._is_head_only = False
@@ -181,13 +181,14 @@ class _Connection(asyncio.Protocol):
         self._poll = select.poll()
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self.is_open = True
-        self._opened.add(self)
+        self._pool.opened.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._now_ns = time.monotonic_ns()
         if self._sink is None:  # a server that talks unasked is not to be trusted with a request
             self.abort()
             return
+        self._pool.on_read(self._now_ns)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -200,8 +201,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
-        self._opened.discard(self)
-        self._release(self)
+        self._pool.opened.discard(self)
+        self._pool.release(self)
         if self._timer is not None:
             self._timer.cancel()
         if error is not None:
@@ -279,7 +280,7 @@ class _Connection(asyncio.Protocol):
             return
         if keep and self.is_open and not self._transport.is_closing():
             self._idle_since_ns = self._now_ns
-            self._release(self)
+            self._pool.release(self)
         else:
             self.abort()
         sink.on_end(error, time.monotonic_ns())

@@ -27,7 +27,7 @@ def headline(points: Sequence[Point]) -> list[str]:
 
 def _distrust(point: Point) -> str:
     seen = next(note.seen for note in point.notes if not point.valid or note.kind == "stopped_early")
-    return f"{point.scale:g}x is not valid: {seen}." if not point.valid else f"{point.scale:g}x was {seen}."
+    return f"{point.label} is not valid: {seen}." if not point.valid else f"{point.label} was {seen}."
 
 
 def _cut_short(point: Point) -> bool:
@@ -39,12 +39,12 @@ def _hit_rate(first: Point, last: Point) -> list[str]:
     if before is None or now is None:
         return []
     if first is last:
-        return [f"Prefix hit rate {before:.1%} at {first.scale:g}x{_predicted(first, last)}."]
+        return [f"Prefix hit rate {before:.1%} at {first.label}{_predicted(first, last)}."]
     if abs(now - before) < ALIKE_HIT_RATE:
         change = f"stays near {now:.1%}"
     else:
         change = f"{'falls' if now < before else 'rises'} from {before:.1%} to {now:.1%}"
-    return [f"Prefix hit rate {change} between {first.scale:g}x and {last.scale:g}x{_predicted(first, last)}."]
+    return [f"Prefix hit rate {change} between {first.label} and {last.label}{_predicted(first, last)}."]
 
 
 def _predicted(first: Point, last: Point) -> str:
@@ -61,20 +61,20 @@ def _preemptions(valid: Sequence[Point]) -> list[str]:
         return []
     hit = next((one for one in known if one.cache.preemptions), None)
     if hit is None:
-        return [f"No preemptions up to {known[-1].scale:g}x." if len(known) > 1 else f"No preemptions at {known[0].scale:g}x."]
+        return [f"No preemptions up to {known[-1].label}." if len(known) > 1 else f"No preemptions at {known[0].label}."]
     before = [one for one in known if one.scale < hit.scale]
-    where = f"between {before[-1].scale:g}x and {hit.scale:g}x" if before else f"at {hit.scale:g}x already"
-    counts = ", ".join(f"{one.cache.preemptions} at {one.scale:g}x" for one in known if one.cache.preemptions)
+    where = f"between {before[-1].label} and {hit.label}" if before else f"at {hit.label} already"
+    counts = ", ".join(f"{one.cache.preemptions} at {one.label}" for one in known if one.cache.preemptions)
     return [f"Preemptions start {where}: {counts}."]
 
 
 def _regimes(valid: Sequence[Point]) -> list[str]:
     bent = [one for one in valid if one.regime in ("knee", "wall")]
     if not bent and len(valid) > 1 and all(one.regime == "flat" for one in valid):
-        return [f"Latency stays flat up to {valid[-1].scale:g}x."]
+        return [f"Latency stays flat up to {valid[-1].label}."]
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in bent:
-        alike.setdefault((one.regime, one.cause), []).append(f"{one.scale:g}x")
+        alike.setdefault((one.regime, one.cause), []).append(f"{one.label}")
     return [
         f"{' and '.join(scales)} {'is' if len(scales) == 1 else 'are'} past the {regime}: {cause}."
         for (regime, cause), scales in alike.items()
@@ -86,8 +86,8 @@ def _ttft(first: Point, last: Point) -> list[str]:
     if a is None or b is None:
         return []
     if first is last or a.p99 <= 0:
-        return [f"TTFT p50 {_time(b.p50)}, p99 {_time(b.p99)} at {last.scale:g}x."]
-    between = f"between {first.scale:g}x and {last.scale:g}x: {_time(a.p99)} to {_time(b.p99)}"
+        return [f"TTFT p50 {_time(b.p50)}, p99 {_time(b.p99)} at {last.label}."]
+    between = f"between {first.label} and {last.label}: {_time(a.p99)} to {_time(b.p99)}"
     if b.p99 > ALIKE_LATENCY * a.p99:
         return [f"TTFT p99 grows {b.p99 / a.p99:.1f} times {between}{_few(a, b)}."]
     return [f"TTFT p99 {'does not grow' if b.p99 * ALIKE_LATENCY > a.p99 else 'falls'} {between}{_few(a, b)}."]
@@ -100,11 +100,11 @@ def _few(*figures: Percentiles) -> str:
 
 def _throughput(point: Point) -> str:
     offered, answered = point.offered_per_s, point.requests_per_s
-    return f"At {point.scale:g}x the plan offers {offered:.1f} requests/s, the server answers {answered:.1f}."
+    return f"At {point.label} the plan offers {offered:.1f} requests/s, the server answers {answered:.1f}."
 
 
 def _failures(point: Point) -> str:
-    return f"{sum(point.errors.values())} of {point.sent} requests failed at {point.scale:g}x."
+    return f"{sum(point.errors.values())} of {point.sent} requests failed at {point.label}."
 
 
 def _time(milliseconds: float) -> str:

@@ -90,11 +90,17 @@ def _hit_rate_fall(point: Point, base: Point) -> float:
 
 
 def _ttft_growth(point: Point, base: Point) -> float:
-    """Of the p99, or of the p90 where one of the two points has fewer than 100 requests."""
+    """Of the p99, or of the p90 where one of the two points has fewer than 100 requests.
+
+    The step that a request finds under way is left out: a server that is never idle makes each one wait for it, and that
+    alone doubles a short prompt's TTFT without any queue.
+    """
     now, before = point.latency.ttft_schedule_ms, base.latency.ttft_schedule_ms
     if now is None or before is None:
         return 1.0
-    return _ratio(now.p99, before.p99) if min(now.count, before.count) >= SMALL_SAMPLE else _ratio(now.p90, before.p90)
+    step_ms = point.latency.tpot_ms.p50 if point.latency.tpot_ms else 0.0
+    tail, tail_before = (now.p99, before.p99) if min(now.count, before.count) >= SMALL_SAMPLE else (now.p90, before.p90)
+    return _ratio(max(tail - step_ms, 0.0), tail_before)
 
 
 def _tpot_growth(point: Point, base: Point) -> float:

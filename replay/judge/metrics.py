@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.judge.summary import Cache, Latency, Percentiles, Slo
+from replay.judge.summary import Cache, Latency, Little, LoadBy, Percentiles, Slo, Steadiness
 from replay.outcome import Outcome, Sample
 
 WARM_UP_SHARE, WARM_UP_MAX_S = 0.1, 30.0
@@ -24,7 +23,7 @@ class Facts:
 
     index: int
     scale: float
-    by: Literal["users", "time"] = "users"
+    by: LoadBy = "users"
     seed: int | None = None
     planned: int
     planned_span_s: float  # first to last planned request
@@ -34,6 +33,9 @@ class Facts:
     kv_capacity_tokens: int | None = None
     answers_reused: bool | None = None
     stopped: str | None = None  # why the point ended early
+    window_s: tuple[float, float] | None = None  # a sweep measures where its points are steady; else see steady_window
+    steady: Steadiness | None = None
+    little: Little | None = None
 
 
 def percentiles(values: Iterable[float]) -> Percentiles | None:

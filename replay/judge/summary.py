@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+LoadBy = Literal["users", "time", "concurrency", "rate"]  # the last two: sessions at once, requests per second
+Steadiness = Literal["steady", "growing", "unsettled"]  # growing: the figures depend on how long the point lasts
+
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     """Nearest-rank percentiles over requests (or gaps); the mean is there but never stands alone."""
@@ -68,6 +71,18 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return self.hit_rate_usage if self.hit_rate_usage is not None else self.hit_rate_metrics
 
 
+class Little(msgspec.Struct, frozen=True, kw_only=True):
+    """Little's law (1961) over the steady window, where it must hold: mean in flight = rate * mean time in the system."""
+
+    in_flight: float  # mean over the samples
+    rate_per_s: float  # arrivals in the window
+    time_s: float  # mean of sent to end over these arrivals
+
+    @property
+    def expected(self) -> float:
+        return self.rate_per_s * self.time_s
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """One value per time bin for charts; null where nothing was seen in a bin. At most 100 bins."""
 
@@ -92,8 +107,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One scale of a run."""
 
     index: int
-    scale: float
-    by: Literal["users", "time"]
+    scale: float  # or what `by` says
+    by: LoadBy
     seed: int | None
     planned: int
     sent: int
@@ -122,6 +137,17 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None  # named when not flat: "KV full", "preemptions", "queue growth", "hit-rate collapse", ... see knee.py
     notes: list[Note]
     series: Series
+    steady: Steadiness | None = None  # of a sweep's points, as the next one
+    little: Little | None = None
+
+    @property
+    def label(self) -> str:
+        return load_label(self.scale, self.by)
+
+
+def load_label(value: float, by: LoadBy) -> str:
+    """`5x`, `64 at once` or `12/s`."""
+    return f"{value:g} at once" if by == "concurrency" else f"{value:.4g}/s" if by == "rate" else f"{value:g}x"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

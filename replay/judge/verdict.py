@@ -18,7 +18,7 @@ def judge_point(facts: Facts, outcomes: Sequence[Outcome], samples: Sequence[Sam
     is_whole = facts.stopped is None and len(outcomes) >= facts.planned
     was_killed = facts.stopped is None and not is_whole
     until_s = metrics.seen_until_s(outcomes, samples)
-    window = metrics.steady_window(facts.planned_span_s, facts.planned, until_s, is_whole)
+    window = facts.window_s or metrics.steady_window(facts.planned_span_s, facts.planned, until_s, is_whole)
     width_s = window[1] - window[0]
     steady = metrics.in_window(outcomes, window)
     done = [one for one in outcomes if one.error_kind is None]
@@ -63,6 +63,8 @@ def judge_point(facts: Facts, outcomes: Sequence[Outcome], samples: Sequence[Sam
         regime="unknown",
         cause=None,
         notes=limits,
+        steady=facts.steady,
+        little=facts.little,
         series=series(outcomes, samples, max(until_s, facts.planned_span_s) if is_whole else until_s, was_killed),
     )
     return msgspec.structs.replace(point, notes=[*limits, *_other_notes(point, facts, outcomes, samples)])

@@ -1,6 +1,7 @@
 """Which request is due, and how long to wait for the next one. Pure: time is an argument; what sleeps is elsewhere."""
 
 import heapq
+from collections import deque
 
 import numpy as np
 
@@ -11,14 +12,16 @@ class Pacer:
     """First turns (and turns without a think time) are due at their planned time: open loop. Other turns become due when
     the turn before has ended and its think time has passed: closed loop inside the session.
 
-    `rows` is the share of the plan that is paced here, whole sessions each; None: all of it.
+    `rows` is the share of the plan that is paced here, whole sessions each; None: all of it. `at_once`: so many sessions are
+    open, and the next one starts when one has ended.
     """
 
-    def __init__(self, plan: Plan, rows: Ints | None = None) -> None:
+    def __init__(self, plan: Plan, rows: Ints | None = None, at_once: int | None = None) -> None:
         rows = np.arange(len(plan)) if rows is None else rows
         waits = (plan.parent[rows] >= 0) & (plan.think_ns[rows] >= 0)
         self._think_ns = plan.think_ns
-        self._open = rows[~waits]  # by planned time, as the plan is; `_next` is the first that was not given out
+        self._open = rows[~waits][:at_once]  # by planned time, as the plan is; `_next` is the first that was not given out
+        self._queue = deque(rows[~waits][at_once:].tolist() if at_once is not None else [])
         self._open_ns = plan.planned_ns[self._open]
         self._next = 0
         later = rows[waits]
@@ -50,7 +53,10 @@ class Pacer:
         for child in children:
             heapq.heappush(self._due, (end_ns + int(self._think_ns[child]), child))
         self._waiting -= len(children)
-        return bool(children)
+        if children or not self._queue:
+            return bool(children)
+        heapq.heappush(self._due, (end_ns, self._queue.popleft()))
+        return True
 
     @property
     def is_finished(self) -> bool:
@@ -58,4 +64,4 @@ class Pacer:
 
     @property
     def left(self) -> int:
-        return len(self._open) - self._next + len(self._due) + self._waiting
+        return len(self._open) - self._next + len(self._due) + self._waiting + len(self._queue)

@@ -39,7 +39,7 @@ def _by_users(plan: Plan, k: float, rng: np.random.Generator) -> Plan:
     reach = min(MAX_SHIFT_NS, int(plan.planned_ns[-1]) // 20)
     start = np.full(groups.count, np.iinfo(np.int64).max)
     np.minimum.at(start, groups.group_of, plan.planned_ns)
-    first_free = 1 + max(int(part.max(initial=-1)) for part in (plan.blocks.ids, plan.answer_blocks.ids, plan.tail_id))
+    first_free = _first_free(plan)
     parts = [plan]
     for copy in range(1, int(copies.max())):
         rows = np.flatnonzero(copies[groups.group_of] > copy)
@@ -47,6 +47,27 @@ def _by_users(plan: Plan, k: float, rng: np.random.Generator) -> Plan:
         shift = (moved - start)[groups.group_of[rows]]
         parts.append(_copy(plan, rows, groups.global_blocks, copy * first_free, shift))
     return _merged(plan, parts)
+
+
+def fresh_copies(plan: Plan, count: int, *, is_fresh: bool = True) -> Plan:
+    """The plan `count` times, one after the other; global prefixes stay shared, other ids are fresh in each copy."""
+    groups = sharing_groups(plan.blocks, plan.session_id)
+    span = int(plan.planned_ns[-1]) + int(plan.planned_ns[-1]) // len(plan)
+    step = _first_free(plan) if is_fresh else 0
+    rows = np.arange(len(plan))
+    copies = (_copy(plan, rows, groups.global_blocks, n * step, np.full(len(plan), n * span)) for n in range(1, count))
+    return _merged(plan, [plan, *copies])
+
+
+def rows_of(plan: Plan, rows: Ints) -> Plan:
+    """These rows, in this order; a parent that is not among them is none."""
+    return replace(
+        _copy(plan, rows, np.zeros(len(plan), dtype=np.int64), 0, np.zeros(len(rows), dtype=np.int64)), notes=plan.notes
+    )
+
+
+def _first_free(plan: Plan) -> int:
+    return 1 + max(int(part.max(initial=-1)) for part in (plan.blocks.ids, plan.answer_blocks.ids, plan.tail_id))
 
 
 def _copy(plan: Plan, rows: Ints, global_blocks: Ints, id_shift: int, time_shift: Ints) -> Plan:

@@ -48,7 +48,7 @@ def page(summary: Summary) -> str:
 
 
 def _title(summary: Summary) -> str:
-    name, scales = escaped(Path(summary.trace).stem), [f"{one.scale:g}x" for one in summary.points]
+    name, scales = escaped(Path(summary.trace).stem), [one.label for one in summary.points]
     if not scales:
         return name
     listed = scales[0] if len(scales) == 1 else f"{', '.join(scales[:-1])} and {scales[-1]}"

@@ -39,7 +39,7 @@ def print_summary(summary: Summary, console: Console) -> None:
 def labels(points: Sequence[Point]) -> list[str]:
     """`5x`; a scale that was run twice also says which run it is."""
     scales = [one.scale for one in points]
-    return [f"{one.scale:g}x" + (f" #{one.index + 1}" if scales.count(one.scale) > 1 else "") for one in points]
+    return [one.label + (f" #{one.index + 1}" if scales.count(one.scale) > 1 else "") for one in points]
 
 
 def _table(points: Sequence[Point], names: list[str]) -> Table:

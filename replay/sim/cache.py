@@ -63,6 +63,13 @@ class BlockCache:
             self.references[block] = 1
         return taken
 
+    def knows(self, name: int) -> bool:
+        return name in self._named
+
+    def give_names(self, blocks: Sequence[int], names: Sequence[int]) -> None:
+        for block, name in zip(blocks, names, strict=True):
+            self.give_name(block, name)
+
     def give_name(self, block: int, name: int) -> None:
         """The block is full now, so it can be hit.
 

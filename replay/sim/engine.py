@@ -5,11 +5,12 @@ Nothing here reads a clock: `Engine.step` computes what one step does and how lo
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from replay.sim.cache import BlockCache, chained_names
+from replay.sim.dense import DenseCache
 from replay.sim.presets import Preset
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -24,8 +25,8 @@ class Request:
     arrival_s: float
     ends_with: FinishReason = "length"
 
-    names: list[int] = field(default_factory=list)  # of all full blocks of prompt + answer, computed or not
-    blocks: list[int] = field(default_factory=list)
+    names: Sequence[int] = ()  # of all full blocks of prompt + answer, computed or not
+    blocks: MutableSequence[int] = field(default_factory=list)
     named: int = 0  # leading blocks that can be hit by others
     computed: int = 0  # tokens whose KV stands
     known: int = 0  # prompt + answer tokens so far
@@ -34,11 +35,21 @@ class Request:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    token_steps: list[list[int]] = field(default_factory=list)  # runs of steps that gave a token each: [first, last]
     finish_reason: FinishReason | None = None
 
     @property
     def answered(self) -> int:
         return self.known - len(self.prompt)
+
+    def add_tokens(self, first_step: int, count: int, last_s: float) -> None:
+        """`count` steps from `first_step` on have given a token each, the last one at `last_s`."""
+        self.known += count
+        self.last_token_s = last_s
+        if self.token_steps and self.token_steps[-1][1] == first_step - 1:
+            self.token_steps[-1][1] += count
+        else:
+            self.token_steps.append([first_step, first_step + count - 1])
 
 
 class Token(NamedTuple):
@@ -63,13 +74,18 @@ class Step:
 
 
 class Engine:
-    """Requests wait first come first served, run together under a token budget, and are preempted last come first."""
+    """Requests wait first come first served, run together under a token budget, and are preempted last come first.
 
-    def __init__(self, preset: Preset) -> None:
+    `cache`: another than one for any names.
+    """
+
+    def __init__(self, preset: Preset, cache: DenseCache | None = None) -> None:
         self.preset = preset
-        self.cache = BlockCache(preset.kv_blocks)
+        self.costs = preset.costs
+        self.cache: BlockCache | DenseCache = BlockCache(preset.kv_blocks) if cache is None else cache
         self.max_model_len = min(preset.model.max_model_len, preset.kv_blocks * preset.block_tokens)
         self.now_s = 0.0
+        self.steps = 0
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefix_cache_queries = 0  # tokens, at first scheduling only, as vLLM counts
@@ -79,6 +95,11 @@ class Engine:
     @property
     def idle(self) -> bool:
         return not (self.running or self.waiting)
+
+    @property
+    def next_step_s(self) -> float:
+        """When the next step starts; not for an idle engine."""
+        return self.now_s if self.running else max(self.now_s, self.waiting[0].arrival_s)
 
     @property
     def kv_usage(self) -> float:
@@ -102,7 +123,7 @@ class Engine:
         problem = self.refusal(len(request.prompt), len(request.answer))
         if problem or not request.prompt or not request.answer:
             raise ValueError(problem or "a request needs a prompt token and an answer token")
-        if not request.names:  # a caller that knows them saves the hashing
+        if not len(request.names):  # a caller that knows them saves the hashing
             tokens = array("I", request.prompt)
             tokens.extend(request.answer)
             request.names = chained_names(tokens, self.preset.block_tokens)
@@ -123,7 +144,7 @@ class Engine:
         """Run one step. Raises ValueError if the engine is idle."""
         if self.idle:
             raise ValueError("nothing to run")
-        start_s = self.now_s if self.running else max(self.now_s, self.waiting[0].arrival_s)
+        start_s = self.next_step_s
         work, preempted, budget = self._continue_running()
         admitted = self._admit(work, budget, start_s)
         self.now_s = start_s + self._step_s(work)
@@ -170,9 +191,8 @@ class Engine:
         waiting = self.waiting
         while waiting and budget and len(self.running) < self.preset.max_num_seqs and waiting[0].arrival_s <= start_s:
             request = waiting[0]
-            # At least the last token is computed, or there would be nothing to sample from.
-            hits = self.cache.leading_run(request.names, (request.known - 1) // self.preset.block_tokens)
-            if not self.cache.can_hold(hits, self._blocks_for(request.known) - len(hits)):
+            hits = self.hits(request)
+            if not self.has_room_for(request, hits):
                 break
             waiting.popleft()
             self._start(request, hits, start_s)
@@ -183,7 +203,14 @@ class Engine:
             admitted.append(request)
         return admitted
 
-    def _start(self, request: Request, hits: list[int], start_s: float) -> None:
+    def hits(self, request: Request) -> MutableSequence[int]:
+        """Cached blocks it would start with. At least the last token is computed, or nothing could be sampled from it."""
+        return self.cache.leading_run(request.names, (request.known - 1) // self.preset.block_tokens)
+
+    def has_room_for(self, request: Request, hits: Sequence[int]) -> bool:
+        return self.cache.can_hold(hits, self._blocks_for(request.known) - len(hits))
+
+    def _start(self, request: Request, hits: MutableSequence[int], start_s: float) -> None:
         self.cache.hold(hits)
         request.blocks = hits
         request.named = len(hits)
@@ -198,15 +225,17 @@ class Engine:
     def _grow(self, request: Request, count: int) -> bool:
         """Take the blocks that `count` more tokens need; full blocks can be hit from now on, as in vLLM."""
         end = request.computed + count
+        if count == 1 and end % self.preset.block_tokens > 1:
+            return True  # inside a block that it holds
         missing = self._blocks_for(end) - len(request.blocks)
         if missing > self.cache.free:
             return False
         if missing > 0:
-            request.blocks += self.cache.take(missing)
-        full = end // self.preset.block_tokens
-        while request.named < full:
-            self.cache.give_name(request.blocks[request.named], request.names[request.named])
-            request.named += 1
+            request.blocks.extend(self.cache.take(missing))
+        named, full = request.named, end // self.preset.block_tokens
+        if named < full:
+            self.cache.give_names(request.blocks[named:full], request.names[named:full])
+            request.named = full
         return True
 
     def _blocks_for(self, tokens: int) -> int:
@@ -231,7 +260,7 @@ class Engine:
             tokens += count
             context += request.computed + count
             attended += count * request.computed + count * (count + 1) // 2
-        return self.preset.step_s(tokens, context, attended)
+        return self.costs.step_s(tokens, context, attended)
 
     def _advance(self, work: list[tuple[Request, int]]) -> tuple[list[Token], list[Request]]:
         tokens: list[Token] = []
@@ -243,17 +272,21 @@ class Engine:
                 continue  # a chunk of a longer prompt
             gap_s = None if request.last_token_s is None else now_s - request.last_token_s
             tokens.append(Token(request, request.answer[request.answered], gap_s))
-            request.known += 1
             if gap_s is None:
                 request.first_token_s = now_s
-            request.last_token_s = now_s
+            request.add_tokens(self.steps, 1, now_s)
             if request.answered == len(request.answer):
                 finished.append(request)
-        for request in finished:
-            self._finish(request, request.ends_with)
-        if finished:
-            self.running = [request for request in self.running if request.finish_reason is None]
+        self.steps += 1
+        self.finish(finished)
         return tokens, finished
+
+    def finish(self, requests: Sequence[Request]) -> None:
+        """Running requests have their whole answer."""
+        for request in requests:
+            self._finish(request, request.ends_with)
+        if requests:
+            self.running = [request for request in self.running if request.finish_reason is None]
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self._give_up_blocks(request)

@@ -33,6 +33,34 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What a step costs, in seconds: of the step itself, a computed token, a token of context, a query-key pair."""
+
+    overhead_s: float
+    token_overhead_s: float = 0.0  # per computed token, beside what is overlapped: host work, all-reduce
+    weights_s: float  # reading what every token goes through
+    expert_weights_s: float = 0.0  # reading all experts
+    expert_share: float = 0.0  # of the experts, that one token goes through
+    context_token_s: float
+    token_s: float
+    pair_s: float
+
+    def step_s(self, tokens: int, context_tokens: int, attended_tokens: int) -> float:
+        """overhead + per-token overhead + max(memory time, compute time): a roofline, each side at its sustained rate.
+
+        memory time = weights + experts touched + KV of every context; n tokens touch 1 - (1 - share) ** n of the experts,
+        if they choose independently. compute time = tokens * FLOPs of a token + pairs * FLOPs of a pair. Williams and
+        others, "Roofline" (CACM 2009); Pope and others, arXiv 2211.05102; Yuan and others, "LLM Inference Unveiled",
+        arXiv 2402.16363.
+        """
+        memory_s = self.weights_s + context_tokens * self.context_token_s
+        if self.expert_weights_s:
+            memory_s += self.expert_weights_s * (1 - (1 - self.expert_share) ** tokens)
+        compute_s = tokens * self.token_s + attended_tokens * self.pair_s
+        return max(memory_s, compute_s) + self.overhead_s + tokens * self.token_overhead_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """`kv_tokens` None: what GPU memory leaves after the weights. Efficiencies are shares of the data-sheet peak."""
 
@@ -46,6 +74,8 @@ class Preset:
     max_num_seqs: int = 256
     block_tokens: int = 16
     kv_tokens: int | None = None
+    gpus: int = 1  # of one replica
+    given_costs: StepCosts | None = None  # instead of those of model, GPU and efficiencies
 
     @property
     def kv_blocks(self) -> int:
@@ -60,13 +90,22 @@ class Preset:
         tokens: computed in this step, over all requests. context_tokens: KV read, the sum of the context lengths.
         attended_tokens: query-key pairs, the sum over computed tokens of their context length.
         """
+        return self.costs.step_s(tokens, context_tokens, attended_tokens)
+
+    @property
+    def costs(self) -> StepCosts:
+        if self.given_costs is not None:
+            return self.given_costs
         model, gpu = self.model, self.gpu
-        moved = model.weight_bytes + context_tokens * model.kv_bytes_per_token
-        memory_s = moved / (gpu.bytes_per_s * self.bandwidth_efficiency)
-        # QK^T and the weighted sum of V: 2 FLOPs each per pair, layer and query channel.
-        flops = 2 * model.parameters * tokens + 4 * model.layers * model.query_width * attended_tokens
-        compute_s = flops / (gpu.flops_per_s * self.flops_efficiency)
-        return max(memory_s, compute_s) + self.overhead_s
+        bytes_per_s, flops_per_s = gpu.bytes_per_s * self.bandwidth_efficiency, gpu.flops_per_s * self.flops_efficiency
+        return StepCosts(
+            overhead_s=self.overhead_s,
+            weights_s=model.weight_bytes / bytes_per_s,
+            context_token_s=model.kv_bytes_per_token / bytes_per_s,
+            token_s=2 * model.parameters / flops_per_s,
+            # QK^T and the weighted sum of V: 2 FLOPs each per pair, layer and query channel.
+            pair_s=4 * model.layers * model.query_width / flops_per_s,
+        )
 
 
 # NVIDIA H100 SXM data sheet: 80 GB, 3.35 TB/s, 989 TFLOPS BF16 without sparsity.
@@ -141,19 +180,20 @@ def preset_named(name: str) -> Preset:
     return PRESETS[name]
 
 
-def changed(
-    name: str, *, kv_tokens: int | None = None, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
-) -> Preset:
-    """The preset of that name with other limits, where given. Raises TraceError for one that cannot run."""
-    preset = preset_named(name)
-    wishes = {"kv_tokens": kv_tokens, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+def changed(preset: Preset, **wishes: object) -> Preset:
+    """The preset with other limits, those that are not None. Raises TraceError for one that cannot run."""
     preset = replace(preset, **{key: value for key, value in wishes.items() if value is not None})  # type: ignore[arg-type]
     at_least_one = {
-        "KV blocks (kv_tokens / block size)": preset.kv_blocks,
+        "block_tokens": preset.block_tokens,
         "max_num_seqs": preset.max_num_seqs,
         "max_num_batched_tokens": preset.max_num_batched_tokens,
     }
     for key, value in at_least_one.items():
-        if value < 1:
-            raise TraceError("the simulated server cannot run so", seen=f"{key} = {value}", wanted="at least 1")
+        _require_one(key, value)
+    _require_one("KV blocks (kv_tokens / block size)", preset.kv_blocks)
     return preset
+
+
+def _require_one(key: str, value: int) -> None:
+    if value < 1:
+        raise TraceError("the simulated server cannot run so", seen=f"{key} = {value}", wanted="at least 1")

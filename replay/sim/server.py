@@ -15,6 +15,7 @@ from aiohttp import web
 
 from replay.sim import api
 from replay.sim.engine import Engine, Request, Step
+from replay.sim.engines import engine_named
 from replay.sim.metrics import Metrics
 from replay.sim.presets import Preset, changed
 from tracer.errors import TraceError
@@ -49,7 +50,7 @@ class ServerConfig:
     def effective_preset(self) -> Preset:
         """The preset with this config's changes. Raises TraceError for one that cannot run."""
         preset = changed(
-            self.preset,
+            engine_named(self.preset),
             kv_tokens=self.kv_tokens,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

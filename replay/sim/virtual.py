@@ -5,22 +5,27 @@ carry names of blocks instead of tokens: a trace's block ids commit to all that 
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain
+from typing import Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
-from replay.sim.engine import Engine, Request, Step
+from replay.sim.coasting import coast
+from replay.sim.dense import DenseCache
+from replay.sim.engine import Engine, Request
 from replay.sim.presets import Preset
 
 type Router = Literal["prefix", "sticky", "rr"]
 NS = 1_000_000_000
 MAX_LEAD = 8  # prefix: requests that a replica may have more than the least busy one and still be chosen
-_OWN_BITS = 20  # blocks that one request can have of its own: 2 ** 20 of 16 tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,33 +33,68 @@ class _InFlight:
     row: int
     planned_ns: int
     request: Request
-    gaps_us: list[int]
+    engine: int
 
 
-def play(plan: Plan, preset: Preset, *, replicas: int, router: Router, sample_s: float) -> Iterator[Outcome | Sample]:
+def play(
+    plan: Plan,
+    preset: Preset,
+    *,
+    replicas: int,
+    router: Router,
+    sample_s: float,
+    stepwise: bool = False,
+    engines: list[Engine] | None = None,
+    at_once: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[Outcome | Sample]:
     """Outcomes as they end and a sample of the engines' state every `sample_s` of virtual time, in order of time.
 
-    The engine that is furthest behind steps first, so no answer comes before what led to it.
+    The engine that is furthest behind steps first, so no answer comes before what led to it. `stepwise`: one step after
+    the other and one block after the other, as the server does; the result is the same to the last bit. `engines`: used,
+    step by step, instead of new ones. `at_once`: so many sessions are open, and the next one starts when one has ended.
+    Once `is_over`, nothing more arrives.
     """
-    fleet = _Fleet(plan, preset, replicas, router)
+    fleet = _Fleet(plan, preset, replicas, router, stepwise, engines, at_once)
     next_sample_s = 0.0
     while fleet.is_busy:
+        if is_over():
+            fleet.end_arrivals()
+            if not fleet.is_busy:
+                break
         now_s = fleet.now_s
         while next_sample_s <= now_s:
             yield fleet.sample(next_sample_s)
             next_sample_s += sample_s
-        yield from fleet.advance()
+        yield from fleet.advance(next_sample_s)
     yield fleet.sample(fleet.end_s)
 
 
 class _Fleet:
-    def __init__(self, plan: Plan, preset: Preset, replicas: int, router: Router) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        preset: Preset,
+        replicas: int,
+        router: Router,
+        stepwise: bool = False,
+        engines: list[Engine] | None = None,
+        at_once: int | None = None,
+    ) -> None:
         self.plan = plan
+        self.stepwise = stepwise or engines is not None
         self.names = _Names(plan, preset.block_tokens)
-        self.engines = [Engine(preset) for _ in range(replicas)]
+        if engines is None:
+            caches = [None if stepwise else DenseCache(preset.kv_blocks, self.names.total) for _ in range(replicas)]
+            engines = [Engine(preset, cache) for cache in caches]
+        self.engines = engines
+        self.ends_s = [array("d") for _ in engines]  # of every step of every engine
+        self.shortest_step_s = preset.step_s(1, 1, 1)
         self.choose = ROUTERS[router]
         waits = (plan.parent >= 0) & (plan.think_ns >= 0)
-        self.due = [(int(plan.planned_ns[row]), row) for row in np.flatnonzero(~waits).tolist()]
+        firsts = np.flatnonzero(~waits).tolist()
+        self.queue = deque(firsts[at_once:] if at_once else [])  # sessions that start when another one has ended
+        self.due = [(int(plan.planned_ns[row]), row) for row in firsts[:at_once]]
         heapq.heapify(self.due)
         self.after: dict[int, list[int]] = {}  # row -> turns that wait for its end
         for row in np.flatnonzero(waits).tolist():
@@ -71,19 +111,47 @@ class _Fleet:
     @property
     def now_s(self) -> float:
         """When the next thing happens: an arrival, or the step of the engine that is furthest behind."""
-        times = [_next_step_s(engine) for engine in self.engines if not engine.idle]
+        times = [engine.next_step_s for engine in self.engines if not engine.idle]
         if self.due:
             times.append(self.due[0][0] / NS)
         return min(times)
 
-    def advance(self) -> Iterator[Outcome]:
-        busy = [engine for engine in self.engines if not engine.idle]
-        behind = min(busy, key=_next_step_s) if busy else None
-        if self.due and (behind is None or self.due[0][0] / NS <= _next_step_s(behind)):
+    def advance(self, until_s: float = 0.0) -> Iterator[Outcome]:
+        """One arrival, one step, or a run of like steps that start before `until_s`."""
+        busy = [number for number, engine in enumerate(self.engines) if not engine.idle]
+        behind = min(busy, key=lambda number: self.engines[number].next_step_s) if busy else None
+        if self.due and (behind is None or self.due[0][0] / NS <= self.engines[behind].next_step_s):
             planned_ns, row = heapq.heappop(self.due)
             yield from self._arrive(planned_ns, row)
         elif behind is not None:
-            yield from self._stepped(behind.step())
+            yield from self._step(behind, until_s)
+
+    def _step(self, number: int, until_s: float) -> Iterator[Outcome]:
+        engine = self.engines[number]
+        stretch = None if self.stepwise else coast(engine, self._horizon_s(number, until_s))
+        if stretch is not None:
+            ends_s, finished, tokens = stretch.ends_s, stretch.finished, stretch.tokens
+        else:
+            step = engine.step()
+            ends_s, finished, tokens = [step.end_s], step.finished, len(step.tokens)
+        self.ends_s[number].extend(ends_s)
+        self.generated += tokens
+        self.end_s = max(self.end_s, engine.now_s)
+        for request in finished:
+            yield self._ended(self.in_flight.pop(id(request)))
+
+    def _horizon_s(self, number: int, until_s: float) -> float:
+        """Up to here nothing that happens elsewhere concerns this engine: no arrival, and no end on another engine.
+
+        Another engine ends a request with its shortest answer at the soonest, in steps that last as long as the shortest.
+        """
+        if self.due:
+            until_s = min(until_s, self.due[0][0] / NS)
+        for other, engine in enumerate(self.engines):
+            if other != number and not engine.idle:
+                left = min(len(one.answer) - one.answered for one in chain(engine.running, engine.waiting))
+                until_s = min(until_s, engine.next_step_s + (left - 1) * self.shortest_step_s)
+        return until_s
 
     def _arrive(self, planned_ns: int, row: int) -> Iterator[Outcome]:
         input_tokens, output_tokens = int(self.plan.input_tokens[row]), int(self.plan.output_tokens[row])
@@ -93,19 +161,12 @@ class _Fleet:
             self._then(row, planned_ns)
             yield self._outcome(row, planned_ns, http_status=400, error_kind="http_status", error_text=refusal, end_ns=planned_ns)
             return
-        request = Request(prompt=range(input_tokens), answer=range(output_tokens), arrival_s=planned_ns / NS, names=names)
-        self.in_flight[id(request)] = _InFlight(row=row, planned_ns=planned_ns, request=request, gaps_us=[])
-        self.engines[self.choose(self.engines, request, int(self.plan.session_id[row]), self.arrived)].submit(request)
+        read = cast("Sequence[int]", names)  # by place and by slice only
+        request = Request(prompt=range(input_tokens), answer=range(output_tokens), arrival_s=planned_ns / NS, names=read)
+        chosen = self.choose(self.engines, request, int(self.plan.session_id[row]), self.arrived)
+        self.in_flight[id(request)] = _InFlight(row=row, planned_ns=planned_ns, request=request, engine=chosen)
+        self.engines[chosen].submit(request)
         self.arrived += 1
-
-    def _stepped(self, step: Step) -> Iterator[Outcome]:
-        self.generated += len(step.tokens)
-        self.end_s = max(self.end_s, step.end_s)
-        for token in step.tokens:
-            if token.gap_s is not None:
-                self.in_flight[id(token.request)].gaps_us.append(round(token.gap_s * 1e6))
-        for request in step.finished:
-            yield self._ended(self.in_flight.pop(id(request)))
 
     def _ended(self, one: _InFlight) -> Outcome:
         request = one.request
@@ -123,7 +184,7 @@ class _Fleet:
             output_tokens=request.answered,
             cached_tokens=request.cached_tokens,
             token_count_source="usage",
-            chunk_gaps_us=one.gaps_us,
+            chunk_gaps_us=_gaps_us(request, self.ends_s[one.engine]),
             chunk_tokens=[1] * request.answered,
             finish_reason=request.finish_reason,
             http_status=200,
@@ -132,8 +193,16 @@ class _Fleet:
 
     def _then(self, row: int, end_ns: int) -> None:
         """The turns that waited for this one are due after their think time."""
-        for turn in self.after.pop(row, ()):
+        turns = self.after.pop(row, ())
+        for turn in turns:
             heapq.heappush(self.due, (end_ns + int(self.plan.think_ns[turn]), turn))
+        if not turns and self.queue:
+            heapq.heappush(self.due, (end_ns, self.queue.popleft()))
+
+    def end_arrivals(self) -> None:
+        self.due.clear()
+        self.after.clear()
+        self.queue.clear()
 
     def _outcome(self, row: int, planned_ns: int, **values: object) -> Outcome:
         plan = self.plan
@@ -168,7 +237,7 @@ class _Fleet:
 
 
 class _Names:
-    """Names of the KV blocks of requests: a trace block's id and the part of it, a request's own number beyond."""
+    """Names of the KV blocks of requests, 0 .. `total` - 1: a trace block's id and the part of it; then those of its own."""
 
     def __init__(self, plan: Plan, block_tokens: int) -> None:
         trace, engine = plan.block_tokens, block_tokens
@@ -179,15 +248,21 @@ class _Names:
         self.plan = plan
         self.block_tokens = engine
         self._to_come = np.bincount(plan.parent[plan.parent >= 0], minlength=len(plan))  # turns that go on from a request
-        self._paths: dict[int, list[int]] = {}  # of requests that a later turn goes on from
+        self._paths: dict[int, NDArray[np.int64]] = {}  # of requests that a later turn goes on from
+        blocks = (plan.input_tokens + plan.output_tokens) // engine
+        of_trace = (plan.blocks.lengths + plan.answer_blocks.lengths) * trace // engine
+        highest = max(int(plan.blocks.ids.max(initial=-1)), int(plan.answer_blocks.ids.max(initial=-1)))
+        own = np.cumsum(np.concatenate([[0], np.maximum(blocks - of_trace, 0)]))
+        self._first_own = own[:-1] + (highest + 1) * max(1, trace // engine)
+        self.total = int(own[-1]) + (highest + 1) * max(1, trace // engine)
 
-    def of(self, row: int) -> list[int]:
+    def of(self, row: int) -> NDArray[np.int64]:
         """All full blocks of prompt and answer."""
         plan, size = self.plan, self.block_tokens
         count = (int(plan.input_tokens[row]) + int(plan.output_tokens[row])) // size
         named = self._of_trace(np.concatenate([plan.blocks[row], plan.answer_blocks[row]]))[:count]
-        own = [-1 - ((row << _OWN_BITS) + place) for place in range(len(named), count)]
-        names = named + own
+        first = self._first_own[row]
+        names = np.concatenate([named, np.arange(first, first + count - len(named))])
         parent = int(plan.parent[row])
         if parent >= 0 and parent in self._paths:  # the conversation as it went: what both have in common is the parent's
             common = int(plan.parent_tokens[row]) // size
@@ -199,19 +274,19 @@ class _Names:
             self._paths[row] = names
         return names
 
-    def _of_trace(self, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> list[int]:
+    def _of_trace(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
         trace, engine = self.plan.block_tokens, self.block_tokens
         if engine >= trace:
-            names: list[int] = ids[engine // trace - 1 :: engine // trace].tolist()
-            return names
+            return ids[engine // trace - 1 :: engine // trace].astype(np.int64)
         parts = trace // engine
-        whole = np.repeat(ids.astype(np.int64) * parts, parts) + np.tile(np.arange(parts), len(ids))
-        spelled: list[int] = whole.tolist()
-        return spelled
+        return (ids.astype(np.int64)[:, None] * parts + np.arange(parts)).ravel()
 
 
-def _next_step_s(engine: Engine) -> float:
-    return engine.now_s if engine.running else max(engine.now_s, engine.waiting[0].arrival_s)
+def _gaps_us(request: Request, ends_s: "array[float]") -> list[int]:
+    """Between its tokens; they came at the ends of these steps."""
+    times = np.concatenate([np.frombuffer(ends_s[first : last + 1]) for first, last in request.token_steps])
+    gaps: list[int] = np.rint(np.diff(times) * 1e6).astype(np.int64).tolist()
+    return gaps
 
 
 def _prefix(engines: list[Engine], request: Request, _session: int, _number: int) -> int:

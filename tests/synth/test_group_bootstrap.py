@@ -174,7 +174,7 @@ def test_amount_and_duration_are_what_was_asked_for(tmp_path: Path, chat: Path) 
 def test_every_stratum_is_drawn_k_times_its_number(sizes: list[int], k: float, seed: int) -> None:
     order = np.argsort(sizes, kind="stable")
 
-    counts = stratified_counts(order, k, np.random.default_rng(seed))
+    counts = stratified_counts(order, 0, k, np.random.default_rng(seed))
 
     strata = [order[i : i + 16] for i in range(0, len(order), 16)]
     assert all(abs(counts[one].sum() - k * len(one)) < 1 + 1e-9 for one in strata)
@@ -183,10 +183,17 @@ def test_every_stratum_is_drawn_k_times_its_number(sizes: list[int], k: float, s
 def test_counts_of_a_group_vary_like_poisson_counts() -> None:
     rng = np.random.default_rng(4)
 
-    counts = np.array([stratified_counts(np.arange(160), 3.0, rng) for _ in range(400)])
+    counts = np.array([stratified_counts(np.arange(160), 0, 3.0, rng) for _ in range(400)])
 
     assert counts.mean() == pytest.approx(3)
     assert counts.var(axis=0).mean() == pytest.approx(3 * 3 / 4, rel=0.05)  # 3 / 4: the stratum's sum is fixed
+
+
+def test_heavy_groups_are_drawn_k_times_each() -> None:
+    counts = stratified_counts(np.arange(40), 10, 2.0, np.random.default_rng(1))
+
+    assert counts[:10].tolist() == [2] * 10
+    assert counts.sum() == 80
 
 
 def test_wrong_wishes_and_unusable_sources_are_refused(tmp_path: Path, chat: Path) -> None:

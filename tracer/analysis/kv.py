@@ -206,16 +206,54 @@ def weight_bytes(config: Config) -> float:
     MLP or expert, 3 matrices with a gate (Shazeer 2020), else 2. Embeddings: vocabulary * hidden, twice unless tied.
     Quantized checkpoints: `bits` of the layers' elements (mxfp4: 4.25, of experts only); embeddings stay at 16 bits.
     """
+    found = elements(config)
+    method, bits = _quantized_bits(_Shape.of(config).config)
+    if method == "mxfp4":
+        return found.experts * bits / 8 + 2 * (found.dense + found.embeddings)
+    return (found.experts + found.dense) * bits / 8 + 2 * found.embeddings
+
+
+class Elements(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model's matrices. A token goes through `experts_per_token` of the `expert_count` experts of each sparse layer."""
+
+    dense: int  # attention, MLPs that every token goes through, routers
+    experts: int
+    expert_count: int  # 0: no experts
+    experts_per_token: int
+    output: int  # the output projection, tied or not
+    embeddings: int  # output projection and input table; one table where they are tied
+
+
+def elements(config: Config) -> Elements:
     shape = _Shape.of(config)
     text = shape.config
     experts, dense = _mlp_elements(shape)
-    attention = shape.layers * _attention_elements(shape)
     ties = text.get("tie_word_embeddings", str(text.get("model_type", "")).startswith(("gemma", "gpt2")))
-    embeddings = int(text.get("vocab_size", 0)) * shape.hidden * (1 if ties else 2)
-    method, bits = _quantized_bits(text)
-    if method == "mxfp4":
-        return experts * bits / 8 + 2 * (dense + attention + embeddings)
-    return (experts + dense + attention) * bits / 8 + 2 * embeddings
+    output = int(text.get("vocab_size", 0)) * shape.hidden
+    return Elements(
+        dense=dense + shape.layers * _attention_elements(shape),
+        experts=experts,
+        expert_count=int(text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 0),
+        experts_per_token=int(text.get("num_experts_per_tok") or text.get("num_experts_per_token") or 1),
+        output=output,
+        embeddings=output * (1 if ties else 2),
+    )
+
+
+def layer_bits(config: Config) -> float:
+    """Bits of an element of the layers' matrices, as the checkpoint stores it."""
+    return _quantized_bits(text_config(config))[1]
+
+
+def attention_width(config: Config) -> tuple[int, int, int]:
+    """(layers with full attention, query-key and value channels over all heads of one layer together / 2, hidden size)."""
+    shape = _Shape.of(config)
+    full = layer_kinds(config).count("full")
+    if shape.latent is None:
+        return full, shape.heads * shape.head_dim, shape.hidden
+    text = shape.config
+    nope, rope = int(text.get("qk_nope_head_dim", 128)), int(text.get("qk_rope_head_dim", 64))
+    return full, shape.heads * (nope + rope + int(text.get("v_head_dim", 128))) // 2, shape.hidden
 
 
 def _attention_elements(shape: _Shape) -> int:

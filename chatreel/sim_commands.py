@@ -1,0 +1,100 @@
+"""Commands of the simulated engine. Parsing, calling and printing; nothing is decided here."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+out = Console(soft_wrap=False)
+err = Console(stderr=True)
+
+
+class By(StrEnum):
+    users = "users"
+    time = "time"
+
+
+class Router(StrEnum):
+    prefix = "prefix"
+    sticky = "sticky"
+    rr = "rr"
+
+
+class Dtype(StrEnum):
+    bf16 = "bf16"
+    fp8 = "fp8"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        epilog="Example: chatreel predict monday.parquet --engine h100:llama3-8b --scale 1,2,5 --replicas 2 --slo ttft:500"
+    )(predict)
+
+
+def predict(
+    trace: Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)],
+    engine: Annotated[
+        str, typer.Option(help="GPU:MODEL, a preset, or a file of chatreel calibrate; see docs/presets.md.")
+    ] = "h100-llama3-8b",
+    gpu: Annotated[str | None, typer.Option(help="With --model-config, instead of --engine.")] = None,
+    model_config: Annotated[Path | None, typer.Option(help="A model's config.json or its folder.")] = None,
+    gpus_per_replica: Annotated[int, typer.Option(help="Tensor parallelism.")] = 1,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of weights, if not as the checkpoint says.")] = None,
+    kv_dtype: Annotated[Dtype | None, typer.Option(help="Of KV, if not as the checkpoint says.")] = None,
+    scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
+    by: Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")] = By.users,
+    replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
+    router: Annotated[
+        Router, typer.Option(help="prefix: where most is cached; sticky: by session; rr: in turn.")
+    ] = Router.prefix,
+    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("predicted"),
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="KV cache of each replica, instead of the engine's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
+    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
+    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    open_loop: Annotated[
+        bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+) -> None:
+    """What a server would do with a trace: the simulated engine in virtual time, no server asked, the same report."""
+    from chatreel.cli import numbers
+    from chatreel.replaying import parse_slos, predict_and_report
+    from replay.foretelling import PredictConfig
+
+    name, config_json = _engine(engine, gpu, model_config)
+    config = PredictConfig(
+        trace=trace,
+        run_dir=run_dir,
+        engine=name,
+        model_config=config_json,
+        gpus_per_replica=gpus_per_replica,
+        dtype=dtype.value if dtype else None,
+        kv_dtype=kv_dtype.value if kv_dtype else None,
+        scales=tuple(numbers(scale, float, "--scale")),
+        by=by.value,
+        replicas=replicas,
+        router=router.value,
+        limit=limit,
+        seed=seed,
+        open_loop=open_loop,
+        kv_tokens=kv_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        settings={"block_tokens": block_tokens},
+    )
+    slos = parse_slos(slo or [])
+    raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
+
+
+def _engine(engine: str, gpu: str | None, model_config: Path | None) -> tuple[str, dict[str, Any] | None]:
+    from chatreel.analyzing import read_config
+
+    if (gpu is None) != (model_config is None):
+        raise typer.BadParameter("--gpu and --model-config go together", param_hint="--gpu")
+    return (engine, None) if gpu is None or model_config is None else (gpu, read_config(model_config))

@@ -1,0 +1,281 @@
+"""One point of a sweep: its load sent to a server, or through the simulated engine in virtual time, until it is steady."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from replay.judge.steady import Steady, little_of, steadiness
+from replay.judge.summary import LoadBy
+from replay.outcome import Outcome, Sample
+from replay.plan.plan import Plan
+from replay.plan.predict import predict
+from replay.plan.scale import rows_of
+from replay.results import compact, log_path, read_lines, read_outcomes
+from replay.run import Connected, Progress, ReplayConfig, connected, interruptible, point_facts, send_point
+from replay.sharing import Job, Stop
+from replay.sim.engine import Engine
+from replay.sim.engines import engine_named
+from replay.sim.presets import Preset, changed
+from replay.sim.virtual import play
+
+SAMPLE_S = 0.25
+LOOK_EVERY = 1.1  # a point is looked at again when it has lasted so many times as long
+FIRST_LOOK_S = 5.0
+STEADY, GROWING, TIME_UP = "steady", "growing", "time is up"
+PAST_CAPACITY_REQUESTS = 2  # times the least number, before growth ends a point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all points of a sweep have in common."""
+
+    trace: Path
+    run_dir: Path
+    target: str | None
+    engine: str | None
+    cache: str
+    max_s: float
+    min_requests: int
+    seed: int
+    kv_tokens: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    prompt_mode: str
+    tokenizer: str
+    api_key_env: str | None
+    metrics_url: str | None
+    timeout_s: float
+    drain_s: float
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    index: int
+    value: float
+    by: LoadBy
+    seed: int
+    salt: int
+    plan: Plan
+    primer: int  # leading requests that only fill the cache
+    at_once: int | None  # closed loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """`facts` go into run.json; `point` runs a load into the run folder and returns what run.json says of it."""
+
+    facts: dict[str, Any]
+    point: Callable[[Load], Awaitable[dict[str, Any]]]
+
+
+@contextlib.asynccontextmanager
+async def opened(setting: Setting) -> AsyncIterator[Runner]:
+    if setting.engine is not None:
+        yield _virtual(setting)
+        return
+    config = _replay_config(setting)
+    async with connected(config) as link:
+        yield _live(setting, config, link)
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Decides from samples when a point may end."""
+
+    setting: Setting
+    load: Load
+    t_s: list[float] = field(default_factory=list)
+    in_flight: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
+    reason: str | None = None
+    _next_look_s: float = FIRST_LOOK_S
+    primed_s: float | None = None  # since when requests count
+
+    def see(self, t_s: float, in_flight: float, ended: float) -> str | None:
+        """Why the point is over now; None: it is not."""
+        if self.reason is not None:
+            return self.reason
+        if self.primed_s is None and ended + in_flight >= self.load.primer:
+            self.primed_s = t_s
+        if self.primed_s is None:
+            return None
+        self.t_s.append(t_s)
+        self.in_flight.append(in_flight)
+        self.ended.append(ended)
+        lasted_s = t_s - self.primed_s
+        if lasted_s >= self.setting.max_s:
+            self.reason = TIME_UP
+        elif lasted_s >= self._next_look_s:
+            self._next_look_s = lasted_s * LOOK_EVERY
+            self.reason = self._verdict()
+        return self.reason
+
+    def _verdict(self) -> str | None:
+        seen = self.steadiness()
+        enough = self.setting.min_requests
+        if seen.verdict == "steady" and seen.ended >= enough:
+            return STEADY
+        if seen.verdict == "growing" and seen.ended >= PAST_CAPACITY_REQUESTS * enough:
+            return GROWING
+        return None
+
+    def steadiness(self) -> Steady:
+        return self._steadiness(len(self.t_s))
+
+    def until(self, end_s: float) -> Steady:
+        """Without what came after the last request: the drain."""
+        return self._steadiness(int(np.searchsorted(self.t_s, end_s, side="right")))
+
+    def _steadiness(self, count: int) -> Steady:
+        t, flying, ended = (np.array(one[:count]) for one in (self.t_s, self.in_flight, self.ended))
+        return steadiness(t, flying, ended, is_closed=self.load.at_once is not None)
+
+
+def _facts(watcher: Watcher, kv_capacity_tokens: int | None, *, answers_reused: bool, stopped: str | None) -> dict[str, Any]:
+    """What run.json says of a point that has run. The window: from the end of the warm-up to the last request."""
+    load, setting = watcher.load, watcher.setting
+    outcomes, _ = read_outcomes(setting.run_dir, load.index)
+    samples, _ = read_lines(setting.run_dir / f"point-{load.index}.samples.jsonl", Sample)
+    sent = np.array([one.sent_ns for one in outcomes if one.sent_ns is not None and one.end_ns is not None], dtype=np.float64)
+    ends = np.array([one.end_ns for one in outcomes if one.sent_ns is not None and one.end_ns is not None], dtype=np.float64)
+    end_s = float(sent.max() / 1e9) if len(sent) else 0.0
+    seen = watcher.until(end_s)
+    start_s = seen.warm_up_s if seen.warm_up_s < end_s else 0.0
+    rows = np.sort(np.array([one.request_id for one in outcomes], dtype=np.int64))
+    was_sent = rows_of(load.plan, rows) if len(rows) else load.plan
+    prediction = predict(was_sent, kv_capacity_tokens, answers_reused=answers_reused)
+    t_s = np.array([one.t_ns / 1e9 for one in samples])
+    flying = np.array([float(one.client_in_flight or 0) for one in samples])
+    return point_facts(load.index, load.value, load.by, load.seed, load.plan, prediction) | {
+        "planned": len(outcomes),
+        "planned_span_s": end_s,
+        "later_turns": 0,  # none of them has a recorded time to be late against
+        "window_s": (start_s, end_s),
+        "steady": seen.verdict,
+        "warm_up_s": seen.warm_up_s,
+        "drift": seen.drift,
+        "half_width": seen.half_width,
+        "ended_because": watcher.reason or "the trace is over",
+        "little": msgspec.to_builtins(little_of(sent, ends, t_s, flying, (start_s, end_s))),
+        "stopped": stopped,
+    }
+
+
+def _virtual(setting: Setting) -> Runner:
+    assert setting.engine is not None
+    preset = changed(
+        engine_named(setting.engine),
+        kv_tokens=setting.kv_tokens,
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+    )
+    tokens = preset.kv_blocks * preset.block_tokens
+    carried: list[Engine] = [Engine(preset)] if setting.cache == "carry" else []
+
+    async def point(load: Load) -> dict[str, Any]:
+        for engine in carried:  # what it holds stays, its clock and counters begin again
+            engine.now_s, engine.steps = 0.0, 0
+            engine.prefix_cache_queries = engine.prefix_cache_hits = engine.preemptions = 0
+        watcher = Watcher(setting, load)
+        play_into(setting.run_dir, load, preset, carried or None, watcher)
+        return _facts(watcher, tokens, answers_reused=True, stopped=None)
+
+    facts = {
+        "target": f"simulated: {setting.engine}, {tokens:,} tokens of KV, at most {preset.max_num_seqs} requests in a batch",
+        "model": setting.engine,
+        "prompt_mode": "names",
+        "has_metrics": True,
+        "simulated": True,
+        "notes": ["simulated in virtual time: no server was asked"],
+    }
+    return Runner(facts=facts, point=point)
+
+
+def play_into(run_dir: Path, load: Load, preset: Preset, engines: list[Engine] | None, watcher: Watcher) -> None:
+    encode = msgspec.json.Encoder().encode
+    log = log_path(run_dir, load.index, 0)
+    ended = 0
+    is_over = False
+    with open(log, "wb") as outcomes, open(run_dir / f"point-{load.index}.samples.jsonl", "wb") as samples:
+        playing = play(
+            load.plan,
+            preset,
+            replicas=1,
+            router="rr",
+            sample_s=SAMPLE_S,
+            engines=engines,
+            at_once=load.at_once,
+            is_over=lambda: is_over,
+        )
+        for one in playing:
+            if isinstance(one, Outcome):
+                ended += 1
+                outcomes.write(encode(one) + b"\n")
+            else:
+                samples.write(encode(one) + b"\n")
+                is_over = watcher.see(one.t_ns / 1e9, one.client_in_flight or 0, ended) is not None
+    compact(log)
+
+
+def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
+    target = link.target
+    tokens = setting.kv_tokens or target.kv_capacity_tokens
+
+    async def point(load: Load) -> dict[str, Any]:
+        watcher, stop = Watcher(setting, load), Stop()
+        progress = Progress(scale=load.value, planned=len(load.plan), predicted_hit_rate=None)
+
+        def look(now: Progress) -> None:
+            sample = now.last_sample
+            reason = watcher.see(sample.t_ns / 1e9, now.in_flight, now.ended) if sample is not None else None
+            if reason is not None:
+                stop.set(reason)
+
+        job = Job(
+            target=target,
+            salt=load.salt,
+            drain_s=setting.drain_s,
+            point=load.index,
+            log=log_path(setting.run_dir, load.index, 0),
+            at_once=load.at_once,
+        )
+        with interruptible(stop):
+            await send_point(config, link, load.plan, job, stop, progress, look)
+        stopped = None if stop.reason in (None, STEADY, GROWING, TIME_UP) else stop.reason
+        reused = target.returns_token_ids and target.prompt_mode == "ids"
+        return _facts(watcher, tokens, answers_reused=reused, stopped=stopped)
+
+    facts = {
+        "target": target.url,
+        "model": target.model,
+        "prompt_mode": target.prompt_mode,
+        "returns_token_ids": target.returns_token_ids,
+        "has_metrics": target.has_metrics,
+        "kv_capacity_tokens": tokens,
+        "notes": list(target.notes),
+    }
+    return Runner(facts=facts, point=point)
+
+
+def _replay_config(setting: Setting) -> ReplayConfig:
+    assert setting.target is not None
+    return ReplayConfig(
+        trace=setting.trace,
+        target=setting.target,
+        run_dir=setting.run_dir,
+        seed=setting.seed,
+        prompt_mode=setting.prompt_mode,
+        tokenizer=setting.tokenizer,
+        api_key_env=setting.api_key_env,
+        metrics_url=setting.metrics_url,
+        kv_tokens=setting.kv_tokens,
+        timeout_s=setting.timeout_s,
+        drain_s=setting.drain_s,
+        workers=setting.workers,
+    )

@@ -1,0 +1,127 @@
+"""The rules of `BlockCache`, on arrays: for names that are small numbers, whole prompts at a time. Pure.
+
+A prompt of 100,000 tokens is 6,250 blocks; to look them up, hold, name and release them one by one is most of the cost of
+virtual time. Which free block is taken never shows in a result, only which names go: so this cache and the other one agree.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NONE = -1
+_HELD = np.iinfo(np.int64).min  # a place that no run has
+
+
+class DenseCache:
+    """`total` blocks whose names are 0 .. `names` - 1. Blocks come and go as `array("i")`.
+
+    The free list is a queue of runs of blocks, each with the place of its first block. A block is still there if its own
+    place says so; one that has been held since is skipped when the run comes up.
+    """
+
+    def __init__(self, total: int, names: int) -> None:
+        self.total = total
+        self.free = total
+        self.references = np.zeros(total, dtype=np.int32)
+        self._name_of = np.full(total, _NONE, dtype=np.int64)
+        self._block_of = np.full(names, _NONE, dtype=np.int32)
+        self._place = np.arange(total, dtype=np.int64)
+        self._runs: deque[tuple[int, NDArray[np.int32]]] = deque([(0, np.arange(total, dtype=np.int32))])
+        self._front, self._back = 0, total  # places: of the first block, and behind the last one
+
+    def leading_run(self, names: Sequence[int], limit: int) -> "array[int]":
+        """Blocks that hold the longest cached prefix of at most `limit` names. Takes no reference."""
+        found = self._block_of[np.asarray(names[:limit], dtype=np.int64)]
+        if len(found) and found.min() < 0:
+            found = found[: int(np.argmax(found < 0))]
+        return array("i", found.tobytes())
+
+    def can_hold(self, hits: Sequence[int], new: int) -> bool:
+        """Whether the hits can be held and `new` more blocks taken; free hits leave the free list themselves."""
+        if new + len(hits) <= self.free:
+            return True
+        if new > self.free:
+            return False
+        return new + int((self.references[_numbers(hits)] == 0).sum()) <= self.free
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        held = _numbers(blocks)
+        fresh = held[self.references[held] == 0]
+        self._place[fresh] = _HELD
+        self.free -= len(fresh)
+        self.references[held] += 1
+
+    def take(self, count: int) -> "array[int]":
+        """`count` blocks from the free list, least recently used first; their names are forgotten."""
+        if count > self.free:
+            raise ValueError(f"{count} blocks asked, {self.free} are free")
+        if not count:
+            return array("i")
+        parts: list[NDArray[np.int32]] = []
+        missing, width = count, count + 16
+        while missing:
+            place, run = self._runs.popleft()
+            window = run[:width]
+            width *= 2  # a run whose blocks are held again is passed in few strides
+            there = np.flatnonzero(self._place[window] == np.arange(place, place + len(window)))[:missing]
+            spent = int(there[-1]) + 1 if len(there) == missing else len(window)
+            if spent < len(run):
+                self._runs.appendleft((place + spent, run[spent:]))
+            parts.append(window[there])
+            missing -= len(there)
+        taken = np.concatenate(parts) if len(parts) != 1 else parts[0]
+        names = self._name_of[taken]
+        self._block_of[names[names != _NONE]] = _NONE
+        self._name_of[taken] = _NONE
+        self._place[taken] = _HELD
+        self.references[taken] = 1
+        self.free -= count
+        return array("i", taken.tobytes())
+
+    def knows(self, name: int) -> bool:
+        return bool(self._block_of[name] != _NONE)
+
+    def give_names(self, blocks: Sequence[int], names: Sequence[int]) -> None:
+        """See `BlockCache.give_name`. No name twice."""
+        held, named = _numbers(blocks), np.asarray(names, dtype=np.int64)
+        older = self._block_of[named]
+        if older.max(initial=_NONE) != _NONE:
+            copies = older[(older != _NONE) & (older != held)]
+            self._name_of[copies] = _NONE
+            for block in copies[self.references[copies] == 0]:
+                self._to_front(np.array([block], dtype=np.int32))
+        self._block_of[named] = held
+        self._name_of[held] = named
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back a request's blocks, tail first; see `BlockCache.release`."""
+        released = _numbers(blocks)
+        self.references[released] -= 1
+        left = self.references[released]
+        if left.min(initial=0) < 0:
+            raise ValueError(f"block {released[np.argmin(left)]} is released more often than it was held")
+        freed = released[left == 0]
+        self.free += len(freed)
+        is_named = self._name_of[freed] != _NONE
+        run = freed[is_named][::-1]
+        self._place[run] = np.arange(self._back, self._back + len(run))
+        self._runs.append((self._back, run))
+        self._back += len(run)
+        self._to_front(freed[~is_named])  # the last one first, so that it comes after those that are pushed later
+
+    def reset(self) -> None:
+        """Forget every name. Held blocks stay held."""
+        self._block_of[:] = _NONE
+        self._name_of[:] = _NONE
+
+    def _to_front(self, run: NDArray[np.int32]) -> None:
+        self._front -= len(run)
+        self._place[run] = np.arange(self._front, self._front + len(run))
+        self._runs.appendleft((self._front, run))
+
+
+def _numbers(blocks: Sequence[int]) -> NDArray[np.int32]:
+    return np.frombuffer(blocks, dtype=np.int32) if isinstance(blocks, array) else np.asarray(blocks, dtype=np.int32)

@@ -1,0 +1,212 @@
+"""`chatreel sweep`: one load after the other into a run folder like that of a replay, each until it is steady.
+
+The loads are drawn here; running.py sends one of them, to a server or through the simulated engine.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import uvloop
+
+from replay.errors import PlanError
+from replay.judge.summary import LoadBy, load_label
+from replay.plan.load import Arrivals, as_long_as, at_rate, closed, twice
+from replay.plan.plan import Plan
+from replay.plan.scale import By, scale_plan
+from replay.run import planned, point_seeds, write_json
+from replay.running import Load, Setting, opened
+from replay.sim.engines import engine_named
+from replay.sim.presets import changed
+
+Kind = Literal["concurrency", "rate", "scale"]
+Cache = Literal["cold", "primed", "carry"]
+CLOSED_SESSIONS = 40  # a closed loop's plan holds so many sessions for each that is open, and never fewer than
+CLOSED_REQUESTS = 5_000  # requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepConfig:
+    trace: Path
+    run_dir: Path
+    kind: Kind
+    values: tuple[float, ...]
+    target: str | None = None  # root URL; or else
+    engine: str | None = None  # a preset, in virtual time
+    by: By = "users"  # scale
+    arrivals: Arrivals = "poisson"  # rate
+    waits: bool = False  # rate: later turns follow the answer before them
+    keep_think: bool = False  # concurrency
+    cache: Cache = "cold"
+    max_s: float = 120.0
+    min_requests: int = 200
+    limit: int | None = None
+    seed: int = 0
+    resume: bool = False
+    kv_tokens: int | None = None  # the preset's, or what the server does not say
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    prompt_mode: str = "auto"
+    tokenizer: str = "cl100k"
+    api_key_env: str | None = None
+    metrics_url: str | None = None
+    timeout_s: float = 600.0
+    drain_s: float = 60.0
+    workers: int = 1
+
+    @property
+    def setting(self) -> Setting:
+        names = {field.name for field in dataclasses.fields(Setting)}
+        return Setting(**{name: getattr(self, name) for name in names})
+
+
+type Say = Callable[[str], None]
+
+
+def run_sweep(config: SweepConfig, say: Say = lambda _: None) -> Path:
+    """Every value in turn. Raises TraceError or PlanError before anything is sent."""
+    return asyncio.run(sweep(config, say)) if config.engine else uvloop.run(sweep(config, say))
+
+
+async def sweep(config: SweepConfig, say: Say = lambda _: None) -> Path:
+    book = Book(config)
+    async with opened(config.setting) as run:
+        book.begin(run.facts)
+        for index, value in enumerate(config.values):
+            if book.is_done(index):
+                say(f"{load_name(config, value)}: done before")
+                continue
+            load = book.load(index, value)
+            facts = await run.point(load)
+            book.close(facts)
+            say(f"{load_name(config, value)}: {facts['planned']} requests in {facts['planned_span_s']:.0f} s, {facts['steady']}")
+            if facts["stopped"] is not None:
+                break
+    return config.run_dir
+
+
+class Book:
+    """The run folder's run.json, and the loads of its points."""
+
+    def __init__(self, config: SweepConfig) -> None:
+        _check(config)
+        self.config = config
+        if config.engine is not None:
+            changed(engine_named(config.engine), kv_tokens=config.kv_tokens, max_num_seqs=config.max_num_seqs)
+        self.plan = planned(config.trace, config.seed, limit=config.limit, dequantise=True, open_loop=False)
+        self.manifest: dict[str, Any] = {}
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        config = self.config
+        path = config.run_dir / "run.json"
+        asked = _asked(config)
+        if path.exists():
+            known = msgspec.json.decode(path.read_bytes())
+            if known.get("sweep") != asked:
+                raise PlanError("another run is in this folder", path=str(config.run_dir), next_step="Choose another --out")
+            known["points"] = [point for point in known["points"] if point["stopped"] is None]
+            self.manifest = known
+            return
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        self.manifest = {
+            "schema_version": 1,
+            "trace": str(config.trace),
+            "seed": config.seed,
+            "by": _load_by(config),
+            "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+            **facts,
+            "notes": [*facts["notes"], *self.plan.notes],
+            "sweep": asked,
+            "points": [],
+        }
+
+    def is_done(self, index: int) -> bool:
+        return any(point["index"] == index for point in self.manifest["points"])
+
+    def load(self, index: int, value: float) -> Load:
+        """The load of a point; its seed and salt follow from the run's seed and its number."""
+        config = self.config
+        for torn in config.run_dir.glob(f"point-{index}.*"):  # of a run that was killed
+            torn.unlink()
+        seed, salt = point_seeds(config.seed, index)
+        rng = np.random.default_rng(seed)
+        plan = _LOADED[config.kind](self.plan, value, config, rng)
+        primer = len(plan) if config.cache == "primed" else 0
+        return Load(
+            index=index,
+            value=value,
+            by=_load_by(config),
+            seed=seed,
+            salt=salt if config.cache != "carry" else point_seeds(config.seed, 0)[1],
+            plan=twice(plan) if primer else plan,
+            primer=primer,
+            at_once=round(value) if config.kind == "concurrency" else None,
+        )
+
+    def close(self, facts: dict[str, Any]) -> None:
+        self.manifest["points"] = sorted([*self.manifest["points"], facts], key=lambda one: int(one["index"]))
+        write_json(self.config.run_dir / "run.json", self.manifest)
+
+
+def _closed(plan: Plan, value: float, config: SweepConfig, _rng: np.random.Generator) -> Plan:
+    per_session = len(plan) / (int(plan.session_id.max()) + 1)
+    return closed(
+        as_long_as(plan, max(CLOSED_REQUESTS, round(value * CLOSED_SESSIONS * per_session))), keep_think=config.keep_think
+    )
+
+
+def _rate(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
+    longer = as_long_as(plan, max(1, round(value * config.max_s)))
+    return at_rate(longer, value, config.arrivals, rng, waits=config.waits)
+
+
+def _scaled(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
+    return scale_plan(plan, value, config.by, rng)
+
+
+_LOADED: dict[Kind, Callable[[Plan, float, SweepConfig, np.random.Generator], Plan]] = {
+    "concurrency": _closed,
+    "rate": _rate,
+    "scale": _scaled,
+}
+
+
+def _load_by(config: SweepConfig) -> LoadBy:
+    return config.by if config.kind == "scale" else config.kind
+
+
+def load_name(config: SweepConfig, value: float) -> str:
+    return load_label(value, _load_by(config))
+
+
+def _asked(config: SweepConfig) -> dict[str, Any]:
+    """What must be the same for a run to be gone on with."""
+    left_out = {"run_dir", "resume", "api_key_env", "workers"}
+    asked = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in left_out}
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**asked, "trace": str(config.trace)}))
+    return plain
+
+
+def _check(config: SweepConfig) -> None:
+    if (config.target is None) == (config.engine is None):
+        raise PlanError("what is to be loaded?", wanted="either --target URL or --engine PRESET")
+    if not config.values or min(config.values) <= 0:
+        raise PlanError("no such loads", seen=str(list(config.values)), wanted="numbers above 0")
+    if config.kind == "concurrency" and any(value != round(value) for value in config.values):
+        raise PlanError("no such numbers of sessions", seen=str(list(config.values)), wanted="whole numbers")
+    if config.max_s <= 0 or config.min_requests < 1:
+        raise PlanError(
+            "a point cannot last so", seen=f"--max-s {config.max_s:g}", wanted="more than 0, and requests to wait for"
+        )
+    if (config.run_dir / "run.json").exists() and not config.resume:
+        raise PlanError(
+            "there is a run here already",
+            path=str(config.run_dir),
+            next_step="Choose another --out, or go on with it by --resume",
+        )

@@ -1,0 +1,95 @@
+"""A run of like steps at once gives what the same steps give one by one, to the last bit."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from replay.sim.coasting import coast
+from replay.sim.engine import Engine, Request
+from replay.sim.presets import preset_named
+from replay.sim.virtual import play
+from tests.replay.sim.test_virtual_play import SMALL, chats, plan_of
+
+
+@given(
+    load=st.fixed_dictionaries(
+        {
+            "sessions": st.integers(1, 8),
+            "turns": st.integers(1, 3),
+            "new": st.integers(1, 200),
+            "output": st.integers(1, 80),
+            "gap_s": st.sampled_from([0.0, 0.01, 0.05, 2.0]),
+        }
+    ),
+    limits=st.fixed_dictionaries(
+        {
+            "kv_tokens": st.integers(40, 200).map(lambda blocks: blocks * 16),
+            "max_num_seqs": st.integers(1, 12),
+            "max_num_batched_tokens": st.integers(8, 600),
+            "block_tokens": st.sampled_from([1, 8, 16, 32]),
+        }
+    ),
+    replicas=st.integers(1, 3),
+    router=st.sampled_from(["prefix", "sticky", "rr"]),
+)
+@example(
+    load={"sessions": 10, "turns": 2, "new": 50, "output": 150, "gap_s": 0.0},
+    limits={"kv_tokens": 1600, "max_num_seqs": 12, "max_num_batched_tokens": 512, "block_tokens": 16},
+    replicas=1,
+    router="prefix",
+)
+@settings(max_examples=60, deadline=None)
+def test_conversations_end_alike(load: dict[str, Any], limits: dict[str, Any], replicas: int, router: Any) -> None:
+    options: dict[str, Any] = {"replicas": replicas, "router": router, "sample_s": 0.05}
+    preset = replace(SMALL, **limits)
+
+    at_once = list(play(chats(**load), preset, **options))
+
+    assert at_once == list(play(chats(**load), preset, **options, stepwise=True))
+
+
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {
+                "arrival_ns": st.integers(0, 2 * 10**8),
+                "path": st.integers(0, 2),
+                "input_tokens": st.integers(1, 200),
+                "output_tokens": st.integers(1, 120),
+            }
+        ),
+        min_size=1,
+        max_size=16,
+    ),
+    kv_blocks=st.integers(20, 60),
+)
+@settings(max_examples=60, deadline=None)
+def test_requests_that_write_the_same_blocks_end_alike(rows: list[dict[str, Any]], kv_blocks: int) -> None:
+    """Prompts and answers out of three texts: blocks clash, and the queue waits for what others are writing."""
+    written = []
+    for row in rows:
+        text = [100 * row["path"] + place for place in range((row["input_tokens"] + row["output_tokens"]) // 16)]
+        prompt = row["input_tokens"] // 16
+        written.append({**row, "input_blocks": text[:prompt], "output_blocks": text[prompt:]})
+    plan = plan_of(sorted(written, key=lambda row: int(row["arrival_ns"])))
+    preset = replace(SMALL, kv_tokens=kv_blocks * 16)
+    options: dict[str, Any] = {"replicas": 1, "router": "rr", "sample_s": 0.05}
+
+    assert list(play(plan, preset, **options)) == list(play(plan, preset, **options, stepwise=True))
+
+
+def test_an_answer_alone_is_one_run_and_stops_where_it_is_told() -> None:
+    engine = Engine(preset_named("laptop-demo"))
+    engine.submit(Request(prompt=range(40), answer=range(100), arrival_s=0.0))
+    assert coast(engine, 1e9) is None
+    engine.step()
+
+    first = coast(engine, engine.now_s + 5 * engine.preset.step_s(1, 41, 41))
+    rest = coast(engine, 1e9)
+
+    assert first is not None and rest is not None
+    assert (first.tokens, first.finished) == (5, [])
+    assert (rest.tokens, len(rest.finished)) == (94, 1)
+    assert engine.idle and engine.cache.free == engine.cache.total
