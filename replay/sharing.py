@@ -27,7 +27,7 @@ from tracer.words import as_text
 LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 12k tokens take some 2 ms
 GATHER_NS = 20_000_000  # so long they are gathered before: ten small prompts at once cost little more than one
 BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again
-BUILD_REQUESTS = 16  # some 0.5 ms for short prompts
+BUILD_REQUESTS = 64  # some 2 ms for short prompts
 LAG_PROBE_S = 0.02
 DEAD_AFTER = 25  # so many requests in a row that did not even reach the target: it is gone
 
