@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
+from chatreel.options import ATTAIN, BY, OUT, SEED, SLO, TRACE, By, numbers
 from chatreel.sim_commands import add_to as add_sim_commands
 from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
@@ -28,19 +29,10 @@ app = typer.Typer(
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
 
-TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)]
-OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
-SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
-
 
 class Mode(StrEnum):
     REVERSE = "reverse"
     FORWARD = "forward"
-
-
-class By(StrEnum):
-    users = "users"
-    time = "time"
 
 
 class Transport(StrEnum):
@@ -349,7 +341,7 @@ def replay(
     trace: TRACE,
     target: Annotated[str, typer.Option(help="Root URL of the server, without /v1.")],
     scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
-    by: Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")] = By.users,
+    by: BY = By.users,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
     prompt_mode: Annotated[PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly.")] = PromptMode.auto,
@@ -357,8 +349,8 @@ def replay(
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     metrics_url: Annotated[str | None, typer.Option(help="Metrics page, if not TARGET/metrics.")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
-    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
-    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    slo: SLO = None,
+    attain: ATTAIN = 0.99,
     timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request counts as failed.")] = 600.0,
     keep_grid: Annotated[bool, typer.Option("--keep-grid", help="Do not spread time stamps inside their recorded grid.")] = False,
     open_loop: Annotated[
@@ -404,8 +396,8 @@ add_sweep_commands(app)
 @app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Run folder of a replay.", show_default=False)],
-    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
-    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    slo: SLO = None,
+    attain: ATTAIN = 0.99,
     images: Annotated[Path | None, typer.Option(help="Also write each chart as SVG and PNG into this folder.")] = None,
 ) -> None:
     """Judge a run folder again: text, summary.json and report.html."""
@@ -425,10 +417,3 @@ def demo(
     from chatreel.demo import run_demo
 
     raise typer.Exit(run_demo(folder, quick, seed, out, err))
-
-
-def numbers[Number: (int, float)](text: str, kind: type[Number], option: str) -> list[Number]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no list of numbers like 1,2,5", param_hint=option) from error

@@ -7,13 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from chatreel.options import ATTAIN, BY, SEED, SLO, TRACE, By, numbers
+
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
-
-
-class By(StrEnum):
-    users = "users"
-    time = "time"
 
 
 class Router(StrEnum):
@@ -34,7 +31,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def predict(
-    trace: Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)],
+    trace: TRACE,
     engine: Annotated[
         str, typer.Option(help="GPU:MODEL, a preset, or a file of chatreel calibrate; see docs/presets.md.")
     ] = "h100-llama3-8b",
@@ -44,7 +41,7 @@ def predict(
     dtype: Annotated[Dtype | None, typer.Option(help="Of weights, if not as the checkpoint says.")] = None,
     kv_dtype: Annotated[Dtype | None, typer.Option(help="Of KV, if not as the checkpoint says.")] = None,
     scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
-    by: Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")] = By.users,
+    by: BY = By.users,
     replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
     router: Annotated[
         Router, typer.Option(help="prefix: where most is cached; sticky: by session; rr: in turn.")
@@ -55,15 +52,14 @@ def predict(
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
     block_tokens: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
-    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
-    attain: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    slo: SLO = None,
+    attain: ATTAIN = 0.99,
     open_loop: Annotated[
         bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    seed: SEED = 0,
 ) -> None:
     """What a server would do with a trace: the simulated engine in virtual time, no server asked, the same report."""
-    from chatreel.cli import numbers
     from chatreel.replaying import parse_slos, predict_and_report
     from replay.foretelling import PredictConfig
 

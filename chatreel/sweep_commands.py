@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from chatreel.options import SEED, SLO, TRACE
+
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
 
-TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)]
 Kind = Literal["concurrency", "rate", "scale"]
 RATE_STEPS = 8
 
@@ -67,9 +68,9 @@ def sweep(
     api_key_env: Annotated[str | None, typer.Option()] = None,
     metrics_url: Annotated[str | None, typer.Option()] = None,
     workers: Annotated[int, typer.Option()] = 1,
-    slo: Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")] = None,
+    slo: SLO = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
-    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    seed: SEED = 0,
 ) -> None:
     """Load that grows point by point, each until steady: where latency bends, where the wall is, and why."""
     from chatreel.replaying import parse_slos, write_reports

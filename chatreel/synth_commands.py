@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from chatreel.options import TRACE
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel fit monday.parquet -o monday.json")(fit)
@@ -13,7 +15,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def fit(
-    trace: Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)],
+    trace: TRACE,
     out_path: Annotated[Path, typer.Option("-o", "--out", help="Where to write the model (JSON).", show_default=False)],
 ) -> None:
     """Learn a workload: a small JSON file, without any row of the trace, from which `generate` draws."""
@@ -36,7 +38,7 @@ def compare(
 
 
 def materialize(
-    trace: Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)],
+    trace: TRACE,
     out_path: Annotated[Path, typer.Option("-o", "--out", help="Where to write the dataset.", show_default=False)],
     dataset_format: Annotated[
         str, typer.Option("--format", help="openai, vllm_custom, aiperf, aiperf_multi (a session a line), sharegpt.")

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
-TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)]
+from chatreel.options import OUT, SEED, TRACE
 
 
 def add_to(app: typer.Typer) -> None:
@@ -64,7 +63,7 @@ def thin(
     trace: TRACE,
     out_path: OUT,
     keep: Annotated[float, typer.Option(help="Share of the sharing groups to keep.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    seed: SEED = 0,
 ) -> None:
     """A miniature: whole sharing groups only. Compare its hit rate at a cache of C * keep with the trace's at C."""
     from tracer.surgery.thinning import thin_trace
@@ -78,7 +77,7 @@ def anonymize(
     out_path: OUT,
     grid: Annotated[str, typer.Option("--round", help="Times down to multiples of this: 100ms, 1s, 1m.")] = "1s",
     at_least: Annotated[int, typer.Option(help="Clients, models and adapters of fewer requests lose their names.")] = 10,
-    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    seed: SEED = 0,
 ) -> None:
     """Make a trace fit to give away: times rounded, lengths blurred inside 16 tokens, rare clients and models without names.
 

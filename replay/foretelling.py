@@ -1,6 +1,6 @@
 """`chatreel predict`: a trace through the simulated engine in virtual time, into a run folder like that of a replay."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from replay.errors import PlanError
-from replay.outcome import Outcome
+from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import By, scale_plan
@@ -61,19 +61,29 @@ def run_predict(config: PredictConfig) -> Path:
         prediction = predict(scaled, preset.kv_blocks * preset.block_tokens * config.replicas, answers_reused=True)
         manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
         write_json(config.run_dir / "run.json", manifest)
-        _play_into(config.run_dir, index, scaled, preset, config)
+        playing = play(scaled, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S)
+        write_played(config.run_dir, index, playing)
     return config.run_dir
 
 
-def _play_into(run_dir: Path, index: int, plan: Plan, preset: Preset, config: PredictConfig) -> None:
+def write_played(
+    run_dir: Path,
+    index: int,
+    playing: Iterator[Outcome | Sample],
+    see: Callable[[Sample, int], object] = lambda _sample, _ended: None,
+) -> None:
+    """What `play` gives, into a point's files as it comes. `see`: told each sample, and how many requests have ended by it."""
     encode = msgspec.json.Encoder().encode
 
     def outcomes(samples: BinaryIO) -> Iterator[Outcome]:
-        for one in play(plan, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S):
+        ended = 0
+        for one in playing:
             if isinstance(one, Outcome):
+                ended += 1
                 yield one
             else:
                 samples.write(encode(one) + b"\n")
+                see(one, ended)
 
     with open(run_dir / f"point-{index}.samples.jsonl", "wb") as file:
         write_outcomes(log_path(run_dir, index, 0).with_suffix(".parquet"), outcomes(file))

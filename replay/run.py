@@ -158,14 +158,13 @@ class _Book:
         self._config, self._target, self._reading = config, target, reading
         self._manifest = _manifest(config, target)
         self._capacity = config.kv_tokens or target.kv_capacity_tokens
-        self._answers_reused = target.returns_token_ids and target.prompt_mode == "ids"
 
     @contextlib.asynccontextmanager
     async def point(self, facts: dict[str, Any], progress: Progress, plan: Plan | None) -> AsyncIterator[None]:
         """Written before the point runs, and when it has ended. Without `plan` its prediction is made beside it."""
         self._manifest["points"].append(facts)
         if plan is not None:
-            self._foretold(facts, progress, predict(plan, self._capacity, answers_reused=self._answers_reused))
+            self._foretold(facts, progress, predict(plan, self._capacity, answers_reused=self._target.answers_reused))
         self._write()
         task = asyncio.create_task(self._foretell(facts, progress)) if plan is None else None
         try:
@@ -190,7 +189,7 @@ class _Book:
             by=config.by,
             point_seed=facts["seed"],
             kv_capacity_tokens=self._capacity,
-            answers_reused=self._answers_reused,
+            answers_reused=self._target.answers_reused,
         )
         prediction = await predict_beside(asked)
         if prediction is None:

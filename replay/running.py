@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replay.foretelling import SAMPLE_S, write_played
 from replay.judge.steady import Steady, little_of, steadiness
 from replay.judge.summary import LoadBy
-from replay.outcome import Outcome, Sample
+from replay.outcome import Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import rows_of
-from replay.results import compact, log_path, read_lines, read_outcomes
+from replay.results import log_path, read_lines, read_outcomes
 from replay.run import Connected, Progress, ReplayConfig, connected, interruptible, point_facts, send_point
 from replay.sharing import Job, Stop
 from replay.sim.engine import Engine
@@ -23,7 +24,6 @@ from replay.sim.engines import engine_named
 from replay.sim.presets import Preset, changed
 from replay.sim.virtual import play
 
-SAMPLE_S = 0.25
 LOOK_EVERY = 1.1  # a point is looked at again when it has lasted so many times as long
 FIRST_LOOK_S = 5.0
 STEADY, GROWING, TIME_UP = "steady", "growing", "time is up"
@@ -176,14 +176,14 @@ def _virtual(setting: Setting) -> Runner:
         max_num_batched_tokens=setting.max_num_batched_tokens,
     )
     tokens = preset.kv_blocks * preset.block_tokens
-    carried: list[Engine] = [Engine(preset)] if setting.cache == "carry" else []
+    carried = [Engine(preset)] if setting.cache == "carry" else None
 
     async def point(load: Load) -> dict[str, Any]:
-        for engine in carried:  # what it holds stays, its clock and counters begin again
+        for engine in carried or ():  # what it holds stays, its clock and counters begin again
             engine.now_s, engine.steps = 0.0, 0
             engine.prefix_cache_queries = engine.prefix_cache_hits = engine.preemptions = 0
         watcher = Watcher(setting, load)
-        play_into(setting.run_dir, load, preset, carried or None, watcher)
+        play_into(setting.run_dir, load, preset, carried, watcher)
         return _facts(watcher, tokens, answers_reused=True, stopped=None)
 
     facts = {
@@ -198,29 +198,19 @@ def _virtual(setting: Setting) -> Runner:
 
 
 def play_into(run_dir: Path, load: Load, preset: Preset, engines: list[Engine] | None, watcher: Watcher) -> None:
-    encode = msgspec.json.Encoder().encode
-    log = log_path(run_dir, load.index, 0)
-    ended = 0
-    is_over = False
-    with open(log, "wb") as outcomes, open(run_dir / f"point-{load.index}.samples.jsonl", "wb") as samples:
-        playing = play(
-            load.plan,
-            preset,
-            replicas=1,
-            router="rr",
-            sample_s=SAMPLE_S,
-            engines=engines,
-            at_once=load.at_once,
-            is_over=lambda: is_over,
-        )
-        for one in playing:
-            if isinstance(one, Outcome):
-                ended += 1
-                outcomes.write(encode(one) + b"\n")
-            else:
-                samples.write(encode(one) + b"\n")
-                is_over = watcher.see(one.t_ns / 1e9, one.client_in_flight or 0, ended) is not None
-    compact(log)
+    playing = play(
+        load.plan,
+        preset,
+        replicas=1,
+        router="rr",
+        sample_s=SAMPLE_S,
+        engines=engines,
+        at_once=load.at_once,
+        is_over=lambda: watcher.reason is not None,
+    )
+    write_played(
+        run_dir, load.index, playing, lambda seen, ended: watcher.see(seen.t_ns / 1e9, seen.client_in_flight or 0, ended)
+    )
 
 
 def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
@@ -248,8 +238,7 @@ def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
         with interruptible(stop):
             await send_point(config, link, load.plan, job, stop, progress, look)
         stopped = None if stop.reason in (None, STEADY, GROWING, TIME_UP) else stop.reason
-        reused = target.returns_token_ids and target.prompt_mode == "ids"
-        return _facts(watcher, tokens, answers_reused=reused, stopped=stopped)
+        return _facts(watcher, tokens, answers_reused=target.answers_reused, stopped=stopped)
 
     facts = {
         "target": target.url,

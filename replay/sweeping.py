@@ -22,8 +22,6 @@ from replay.plan.plan import Plan
 from replay.plan.scale import By, scale_plan
 from replay.run import planned, point_seeds, write_json
 from replay.running import Load, Setting, opened
-from replay.sim.engines import engine_named
-from replay.sim.presets import changed
 
 Kind = Literal["concurrency", "rate", "scale"]
 Cache = Literal["cold", "primed", "carry"]
@@ -97,8 +95,6 @@ class Book:
     def __init__(self, config: SweepConfig) -> None:
         _check(config)
         self.config = config
-        if config.engine is not None:
-            changed(engine_named(config.engine), kv_tokens=config.kv_tokens, max_num_seqs=config.max_num_seqs)
         self.plan = planned(config.trace, config.seed, limit=config.limit, dequantise=True, open_loop=False)
         self.manifest: dict[str, Any] = {}
 

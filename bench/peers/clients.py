@@ -68,26 +68,29 @@ def locust(load: Load) -> list[str]:
         "        self.client.post('/v1/completions', json=BODY)\n"
     )
     users = ["-u", str(load.streams), "-r", str(load.streams), "-t", f"{load.amount}s"]
-    return [_of(load, "locust"), "-f", str(script), "--headless", "--only-summary", "--host", load.url, *users]
+    return [program(load, "locust"), "-f", str(script), "--headless", "--only-summary", "--host", load.url, *users]
 
 
 def aiperf(load: Load) -> list[str]:
+    words = [*aiperf_words(load), "--concurrency", str(load.streams), "--request-count", str(load.amount)]
+    return [*words, "--isl", str(PROMPT_TOKENS), "--osl", str(load.chunks)]
+
+
+def aiperf_words(load: Load) -> list[str]:
+    """Without what it sends, as the three below."""
     (load.scratch / "bench").mkdir()
     (load.scratch / "bench" / "tok").symlink_to(load.peers / "tok")  # it takes a folder only by what looks like a model's name
-    words = [
-        _of(load, "aiperf"),
-        "profile",
-        "--model",
-        "tiny",
-        "--url",
-        load.url,
-        "--endpoint-type",
-        "completions",
+    words = [program(load, "aiperf"), "profile", "--model", "tiny", "--url", load.url, "--endpoint-type", "completions"]
+    return [
+        *words,
         "--streaming",
+        "--tokenizer",
+        "bench/tok",
+        "--ui-type",
+        "none",
+        "--artifact-dir",
+        str(load.scratch / "aiperf"),
     ]
-    words += ["--concurrency", str(load.streams), "--request-count", str(load.amount), "--tokenizer", "bench/tok"]
-    words += ["--isl", str(PROMPT_TOKENS), "--osl", str(load.chunks), "--ui-type", "none"]
-    return [*words, "--artifact-dir", str(load.scratch / "aiperf")]
 
 
 def guidellm(load: Load) -> list[str]:
@@ -95,45 +98,59 @@ def guidellm(load: Load) -> list[str]:
     prompt = " ".join(f"w{i}" for i in range(PROMPT_TOKENS))
     row = json.dumps({"prompt": prompt, "output_tokens_count": load.chunks})
     data.write_text(f"{row}\n" * load.amount)
-    words = [_of(load, "guidellm"), "run", "--backend"]
-    words += [f"kind=openai_http,target={load.url},model=tiny,request_format=/v1/completions"]
-    words += ["--profile", f"kind=concurrent,streams={load.streams}", "--constraint", f"kind=max_requests,count={load.amount}"]
-    words += ["--tokenizer", f"kind=hf_auto,model={load.peers / 'tok'}", "--data", f"kind=json_file,path={data}"]
-    return words
+    limits = ["--constraint", f"kind=max_requests,count={load.amount}", "--data", f"kind=json_file,path={data}"]
+    return [*guidellm_words(load), "--profile", f"kind=concurrent,streams={load.streams}", *limits]
+
+
+def guidellm_words(load: Load) -> list[str]:
+    backend = f"kind=openai_http,target={load.url},model=tiny,request_format=/v1/completions"
+    tokenizer = f"kind=hf_auto,model={load.peers / 'tok'}"
+    return [program(load, "guidellm"), "run", "--backend", backend, "--tokenizer", tokenizer]
 
 
 def vllm(load: Load) -> list[str]:
-    words = [_of(load, "vllm"), "bench", "serve", "--backend", "openai", "--base-url", load.url, "--endpoint", "/v1/completions"]
-    words += ["--model", "tiny", "--tokenizer", str(load.peers / "tok"), "--dataset-name", "random", "--ignore-eos"]
-    words += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(load.chunks)]
-    return [*words, "--num-prompts", str(load.amount), "--max-concurrency", str(load.streams)]
+    words = [*vllm_words(load), "--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS)]
+    words += ["--random-output-len", str(load.chunks), "--num-prompts", str(load.amount)]
+    return [*words, "--max-concurrency", str(load.streams)]
+
+
+def vllm_words(load: Load) -> list[str]:
+    words = [program(load, "vllm"), "bench", "serve", "--backend", "openai", "--base-url", load.url]
+    words += ["--endpoint", "/v1/completions", "--model", "tiny", "--tokenizer", str(load.peers / "tok")]
+    return [*words, "--ignore-eos"]
 
 
 def inference_perf(load: Load) -> list[str]:
     size = {"type": "normal", "total_count": load.amount, "std_dev": 0}
+    data = {
+        "type": "random",
+        "input_distribution": size | {"min": PROMPT_TOKENS, "max": PROMPT_TOKENS, "mean": PROMPT_TOKENS},
+        "output_distribution": size | {"min": load.chunks, "max": load.chunks, "mean": load.chunks},
+    }
+    sending = {
+        "type": "concurrent",
+        "num_workers": 1,
+        "worker_max_concurrency": load.streams,
+        "stages": [{"num_requests": load.amount, "concurrency_level": load.streams}],
+    }
+    return inference_perf_words(load, data, sending)
+
+
+def inference_perf_words(load: Load, data: dict[str, object], sending: dict[str, object]) -> list[str]:
     config = {
         "api": {"type": "completion", "streaming": True},
-        "data": {
-            "type": "random",
-            "input_distribution": size | {"min": PROMPT_TOKENS, "max": PROMPT_TOKENS, "mean": PROMPT_TOKENS},
-            "output_distribution": size | {"min": load.chunks, "max": load.chunks, "mean": load.chunks},
-        },
-        "load": {
-            "type": "concurrent",
-            "num_workers": 1,
-            "worker_max_concurrency": load.streams,
-            "stages": [{"num_requests": load.amount, "concurrency_level": load.streams}],
-        },
+        "data": data,
+        "load": sending,
         "server": {"type": "vllm", "model_name": "tiny", "base_url": load.url, "ignore_eos": True},
         "tokenizer": {"pretrained_model_name_or_path": str(load.peers / "tok")},
         "storage": {"local_storage": {"path": str(load.scratch / "reports")}},
     }
     path = load.scratch / "config.yml"
     path.write_text(json.dumps(config))  # JSON is YAML
-    return [_of(load, "inference-perf"), "--config_file", str(path)]
+    return [program(load, "inference-perf"), "--config_file", str(path)]
 
 
-def _of(load: Load, name: str) -> str:
+def program(load: Load, name: str) -> str:
     return str(load.peers / name / "bin" / name)
 
 

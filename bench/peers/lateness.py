@@ -11,7 +11,6 @@ way from there to the server.
 """
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from ceiling import run_client, serving
-from clients import PROMPT_TOKENS, Load
+from clients import PROMPT_TOKENS, Load, aiperf_words, guidellm_words, inference_perf_words, vllm_words
 from numpy.typing import NDArray
 
 from replay.results import read_outcomes
@@ -79,67 +78,31 @@ def fano(times: Floats) -> float:
 
 
 def chatreel(load: Load, workers: int = 1) -> list[str]:
-    words = [
-        sys.executable,
-        "-m",
-        "chatreel",
-        "replay",
-        str(load.scratch / "poisson.parquet"),
-        "--target",
-        load.url,
-        "--scale",
-        "1",
-    ]
+    trace = str(load.scratch / "poisson.parquet")
+    words = [sys.executable, "-m", "chatreel", "replay", trace, "--target", load.url, "--scale", "1"]
     return [*words, "--open-loop", "--workers", str(workers), "-o", str(load.scratch / "run")]
 
 
 def vllm(load: Load) -> list[str]:
-    words = [_of(load, "vllm"), "bench", "serve", "--backend", "openai", "--base-url", load.url, "--endpoint", "/v1/completions"]
-    words += ["--model", "tiny", "--tokenizer", str(load.peers / "tok"), "--ignore-eos", "--dataset-name", "timed_trace"]
-    words += ["--dataset-path", _exported(load, "timed_trace"), "--self-timed", "--num-prompts", str(load.amount)]
-    return [*words, "--no-oversample", "--timed-trace-chunk-hash-size", "16"]
+    words = [*vllm_words(load), "--dataset-name", "timed_trace", "--dataset-path", _exported(load, "timed_trace")]
+    return [*words, "--self-timed", "--num-prompts", str(load.amount), "--no-oversample", "--timed-trace-chunk-hash-size", "16"]
 
 
 def aiperf(load: Load) -> list[str]:
-    (load.scratch / "bench").mkdir()
-    (load.scratch / "bench" / "tok").symlink_to(load.peers / "tok")
-    words = [
-        _of(load, "aiperf"),
-        "profile",
-        "--model",
-        "tiny",
-        "--url",
-        load.url,
-        "--endpoint-type",
-        "completions",
-        "--streaming",
-    ]
-    words += ["--tokenizer", "bench/tok", "--ui-type", "none", "--artifact-dir", str(load.scratch / "aiperf")]
-    words += ["--custom-dataset-type", "mooncake_trace", "--input-file", _exported(load, "aiperf"), "--fixed-schedule"]
-    return [*words, "--isl-block-size", "16"]
+    words = [*aiperf_words(load), "--custom-dataset-type", "mooncake_trace", "--input-file", _exported(load, "aiperf")]
+    return [*words, "--fixed-schedule", "--isl-block-size", "16"]
 
 
 def guidellm(load: Load) -> list[str]:
     data = f"kind=mooncake,hash_id_block_size=16,source={_exported(load, 'guidellm')}"
-    backend = f"kind=openai_http,target={load.url},model=tiny,request_format=/v1/completions"
-    words = [_of(load, "guidellm"), "run", "--backend", backend, "--profile", "kind=replay", "--data", data]
-    return [*words, "--tokenizer", f"kind=hf_auto,model={load.peers / 'tok'}"]
+    return [*guidellm_words(load), "--profile", "kind=replay", "--data", data]
 
 
 def inference_perf(load: Load) -> list[str]:
     stage = {"rate": load.amount, "duration": 1}  # wanted, though the trace has the times
     trace = {"file": _exported(load, "inference_perf"), "format": "AzurePublicDataset"}
-    config = {
-        "api": {"type": "completion", "streaming": True},
-        "data": {"type": "random", "trace": trace},
-        "load": {"type": "trace_replay", "trace": trace, "num_workers": 1, "worker_max_concurrency": 10_000, "stages": [stage]},
-        "server": {"type": "vllm", "model_name": "tiny", "base_url": load.url, "ignore_eos": True},
-        "tokenizer": {"pretrained_model_name_or_path": str(load.peers / "tok")},
-        "storage": {"local_storage": {"path": str(load.scratch / "reports")}},
-    }
-    path = load.scratch / "config.yml"
-    path.write_text(json.dumps(config))  # JSON is YAML
-    return [_of(load, "inference-perf"), "--config_file", str(path)]
+    sending = {"type": "trace_replay", "trace": trace, "num_workers": 1, "worker_max_concurrency": 10_000, "stages": [stage]}
+    return inference_perf_words(load, {"type": "random", "trace": trace}, sending)
 
 
 def _exported(load: Load, name: str) -> str:
@@ -147,10 +110,6 @@ def _exported(load: Load, name: str) -> str:
     words = [sys.executable, "-m", "chatreel", "export", str(load.scratch / "poisson.parquet"), "--format", name, "-o", str(path)]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return str(path)
-
-
-def _of(load: Load, name: str) -> str:
-    return str(load.peers / name / "bin" / name)
 
 
 PLAYERS: dict[str, Callable[[Load], list[str]]] = {

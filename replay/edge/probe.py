@@ -29,6 +29,11 @@ class Target:
     kv_capacity_tokens: int | None
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def answers_reused(self) -> bool:
+        """Later turns carry the server's own answers, so these are found in its cache."""
+        return self.returns_token_ids and self.prompt_mode == "ids"
+
 
 async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, metrics_url: str | None) -> Target:
     """Raises PlanError if nothing usable answers at `url`."""

@@ -44,9 +44,8 @@ class Transport(httpx.AsyncBaseTransport):
         self._verify = verify
         self._context: ssl.SSLContext | None = None
         self._read_timeout_s = read_timeout_s
-        self.on_read: Callable[[int], object] = lambda _: (
-            None
-        )  # told the time of each socket read, before its bytes are looked at
+        # Told the time of each socket read, before its bytes are looked at.
+        self.on_read: Callable[[int], object] = lambda _: None
         self._idle: dict[Origin, dict[_Connection, None]] = {}  # last one in is the first one out: it is the warmest
         self.opened: set[_Connection] = set()
         self._sending: set[asyncio.Task[None]] = set()

@@ -74,7 +74,7 @@ def _regimes(valid: Sequence[Point]) -> list[str]:
         return [f"Latency stays flat up to {valid[-1].label}."]
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in bent:
-        alike.setdefault((one.regime, one.cause), []).append(f"{one.label}")
+        alike.setdefault((one.regime, one.cause), []).append(one.label)
     return [
         f"{' and '.join(scales)} {'is' if len(scales) == 1 else 'are'} past the {regime}: {cause}."
         for (regime, cause), scales in alike.items()
