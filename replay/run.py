@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from replay.beside import Foretelling, predict_beside
+from replay.beside import beside
 from replay.edge.client import Client, TransportName, client_for
 from replay.edge.engines import CounterBase
 from replay.edge.probe import Target, probe
@@ -38,7 +39,6 @@ from replay.workers import Workers
 from tracer.limits import lift_file_limit
 
 SAMPLE_S = 0.25
-LONG = 4_000_000  # block references of a point: reading and predicting more takes longer than one wants to wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class ReplayConfig:
     dequantise: bool = True
     transport: TransportName = "own"
     workers: int = 1  # sending processes
+    long_references: int = 4_000_000  # a point of more block references is read and predicted while it runs, not before
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 
@@ -135,7 +136,7 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                 if stop.reason is not None:
                     break
                 point_seed, salt = point_seeds(config.seed, index)
-                is_long = reading.references * scale > LONG
+                is_long = reading.references * scale > config.long_references
                 begins_at_once = is_long and link.workers is None and (scale == 1 or config.by == "time")
                 plan = reading.plan if begins_at_once else await reading.finished()
                 scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
@@ -179,19 +180,9 @@ class _Book:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _foretell(self, facts: dict[str, Any], progress: Progress) -> None:
-        config = self._config
-        asked = Foretelling(
-            trace=config.trace,
-            seed=config.seed,
-            limit=config.limit,
-            dequantise=config.dequantise,
-            scale=facts["scale"],
-            by=config.by,
-            point_seed=facts["seed"],
-            kv_capacity_tokens=self._capacity,
-            answers_reused=self._target.answers_reused,
+        prediction = await beside(
+            partial(_predicted, self._config, facts["scale"], facts["seed"], self._capacity, self._target.answers_reused)
         )
-        prediction = await predict_beside(asked)
         if prediction is None:
             self._target.notes.append("the predicting process died, for want of memory perhaps: no predicted hit rate")
         else:
@@ -205,6 +196,15 @@ class _Book:
     def _write(self) -> None:
         self._manifest["notes"] = [*self._reading.notes, *self._target.notes]
         write_json(self._config.run_dir / "run.json", self._manifest)
+
+
+def _predicted(
+    config: ReplayConfig, scale: float, point_seed: int, capacity_tokens: int | None, answers_reused: bool
+) -> Prediction:
+    """From the trace file: nothing but a few numbers goes from process to process."""
+    plan = planned(config.trace, config.seed, **plan_options(config.limit, config.dequantise, config.open_loop))
+    scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
+    return predict(scaled, capacity_tokens, answers_reused=answers_reused)
 
 
 async def send_point(
