@@ -9,6 +9,7 @@ memory of the process and of those that it started. Loopback only.
 """
 
 import argparse
+import json
 import signal
 import socket
 import subprocess
@@ -49,6 +50,14 @@ def requests_seen(log: Path) -> list[tuple[int, int]]:
     return [(int(row[1]), int(row[3])) for row in rows]
 
 
+def figures(run_dir: Path) -> tuple[str, str, str]:
+    """(lateness, event loop's delays, what made the point invalid) of a run's only point."""
+    point = json.loads((run_dir / "summary.json").read_text())["points"][0]
+    late, lag_ms = point["lateness_ms"], point["client_loop_lag_p99_ms"]
+    notes = [one["seen"] for one in point["notes"] if one["kind"].startswith("client")]
+    return f"p50 {late['p50']:.2f} ms, max {late['max']:.2f} ms", f"p99 {lag_ms:.1f} ms", "; ".join(notes)
+
+
 def run(trace: Path, seconds: float, options: list[str], folder: Path) -> None:
     port, log = free_port(), folder / "requests.csv"
     subprocess.run(["cc", "-O2", "-o", folder / "server", SERVER], check=True)
@@ -71,6 +80,8 @@ def run(trace: Path, seconds: float, options: list[str], folder: Path) -> None:
     server.wait()
     sent = [t for t, chunks in requests_seen(log) if chunks > TRIAL_CHUNKS]
     print(f"\nfirst request {(sent[0] - start_ns) / 1e9:.2f} s after the start, {len(sent)} in all")
+    late, lag, notes = figures(folder / "run")
+    print(f"sent late: {late}; the loop's delays: {lag}; {notes}")
     print(f"interrupted at {stopped_s:.0f} s, ended at {ended_s:.0f} s with exit code {replay.returncode}")
 
 

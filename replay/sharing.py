@@ -59,7 +59,7 @@ class Counts:
     late_ns_max: int = 0
     stop_reason: str | None = None
     loop_lag_ns: int = 0  # worst delay of the event loop: a stalled loop stamps every token late
-    cpu_share: float = 0.0  # of one core
+    cpu_share: float = 0.0  # of one core, by the event loop and all that runs in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Share:
         self.unreached = 0
         self.log: BinaryIO | None = None
         self._counts = Counts()
-        self._cpu_ns, self._wall_ns = time.process_time_ns(), time.monotonic_ns()
+        self._cpu_ns, self._wall_ns = time.thread_time_ns(), time.monotonic_ns()
         gc.collect()
 
     @property
@@ -113,7 +113,7 @@ class Share:
 
     def counts(self) -> list[Counts]:
         counts = self._counts
-        cpu_ns, wall_ns = time.process_time_ns(), time.monotonic_ns()
+        cpu_ns, wall_ns = time.thread_time_ns(), time.monotonic_ns()
         counts.cpu_share = (cpu_ns - self._cpu_ns) / max(1, wall_ns - self._wall_ns)
         counts.stop_reason = self.stop.reason
         self._cpu_ns, self._wall_ns = cpu_ns, wall_ns

@@ -41,6 +41,22 @@ class SseParser:
         self._is_between_events = self._head is None and not held
         return events
 
+    def feed_data(self, chunk: bytes) -> list[bytes]:
+        """As `feed`, data alone; quicker where many usual events come at once. Not with `max_event_bytes`."""
+        found: list[bytes] = []
+        if not self._is_between_events:
+            blank = chunk.find(b"\n\n")
+            end = blank + 2 if blank >= 0 else len(chunk)
+            found += [event.data for event in self.feed(chunk[:end])]
+            chunk = chunk[end:]
+        if self._is_between_events and chunk.startswith(b"data: ") and b"\r" not in chunk:
+            last = chunk.rfind(b"\n\n")
+            usual, end = chunk[6:last].split(b"\n\ndata: "), last + 2
+            if last >= 0 and chunk.count(b"\n", 0, end) == 2 * len(usual):  # no event has a second line
+                found += usual
+                chunk = chunk[end:]
+        return found + [event.data for event in self.feed(chunk)] if chunk else found
+
     def _feed(self, chunk: bytes) -> list[SseEvent]:
         if self._head is not None:
             chunk = self._without_bom(chunk)
