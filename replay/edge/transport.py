@@ -192,7 +192,8 @@ class _Connection(asyncio.Protocol):
         self._pool.on_read(self._now_ns)
         try:
             self._parser.feed_data(data)
-            self._push_body()
+            if self._body:
+                self._push_body()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._push_body()
             self._end(httpx.RemoteProtocolError(f"{type(error).__name__}: {error}"))
