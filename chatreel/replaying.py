@@ -11,7 +11,6 @@ from replay.errors import PlanError
 from replay.foretelling import PredictConfig, run_predict
 from replay.judge.summary import Slo
 from replay.judge.verdict import exit_code
-from replay.report.html import write_html, write_images
 from replay.report.json import write_json
 from replay.report.reading import judge_run
 from replay.report.text import print_summary
@@ -57,6 +56,8 @@ def predict_and_report(config: PredictConfig, slos: Sequence[Slo], attain: float
 def write_reports(
     run_dir: Path, slos: Sequence[Slo], attain: float | None, out: Console, err: Console, images: Path | None = None
 ) -> int:
+    from replay.report.html import write_html, write_images  # its charts take a third of a second to load, a replay is to begin
+
     summary = judge_run(run_dir, slos)
     print_summary(summary, out)
     write_json(summary, run_dir / "summary.json")

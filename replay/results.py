@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 from replay.outcome import Outcome
 
 ROWS_AT_ONCE = 16_384
+READ_ROWS = 1024  # with some hundred chunks each
 
 _TYPES = {"chunk_gaps_us": pa.list_(pa.int64()), "chunk_tokens": pa.list_(pa.int32()), "answer_spliced": pa.bool_()}
 _TEXTS = ("token_count_source", "finish_reason", "error_kind", "error_text")
 _NAMES = Outcome.__struct_fields__
+_CHUNKS = ("chunk_gaps_us", "chunk_tokens")
 SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string() if name in _TEXTS else pa.int64())) for name in _NAMES])
 _decode = msgspec.json.Decoder(Outcome).decode
 
@@ -44,17 +46,29 @@ def write_outcomes(path: Path, outcomes: Iterator[Outcome]) -> None:
     partial.replace(path)
 
 
-def read_outcomes(run_dir: Path, point: int) -> tuple[list[Outcome], int]:
-    """(all shares' outcomes in the order of their end, lines that a kill has torn)."""
+def read_outcomes(run_dir: Path, point: int, *, with_chunks: bool = True) -> tuple[list[Outcome], int]:
+    """(all shares' outcomes in the order of their end, lines that a kill has torn).
+
+    Without the lists of their chunks, nearly all of a run, a million take under 1 GB; but a share that was killed is read whole.
+    """
     outcomes, torn = [], 0
+    names = [name for name in _NAMES if with_chunks or name not in _CHUNKS]
     for path in sorted(run_dir.glob(f"point-{point}.outcomes*.parquet")):
-        outcomes += list(_from_parquet(path))
+        outcomes += list(_from_parquet(path, names))
     for path in sorted(run_dir.glob(f"point-{point}.outcomes*.jsonl")):
         rows, bad = read_lines(path, Outcome)
         outcomes += rows
         torn += bad
     outcomes.sort(key=lambda one: one.end_ns or 0)
     return outcomes, torn
+
+
+def iter_outcomes(run_dir: Path, point: int) -> Iterator[Outcome]:
+    """The same ones whole, in no order, a few of them in memory at a time."""
+    for path in sorted(run_dir.glob(f"point-{point}.outcomes*.parquet")):
+        yield from _from_parquet(path, list(_NAMES))
+    for path in sorted(run_dir.glob(f"point-{point}.outcomes*.jsonl")):
+        yield from read_lines(path, Outcome)[0]
 
 
 def read_lines[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
@@ -73,7 +87,7 @@ def read_lines[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
     return rows, torn
 
 
-def _from_parquet(path: Path) -> Iterator[Outcome]:
-    for batch in pq.ParquetFile(path).iter_batches(ROWS_AT_ONCE):
+def _from_parquet(path: Path, names: list[str]) -> Iterator[Outcome]:
+    for batch in pq.ParquetFile(path).iter_batches(READ_ROWS, columns=names):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield Outcome(**dict(zip(_NAMES, row, strict=True)))
+            yield Outcome(**dict(zip(names, row, strict=True)))

@@ -5,13 +5,13 @@ The sending itself is in sharing.py, by one process here or by several (workers.
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -20,22 +20,22 @@ import msgspec
 import numpy as np
 import uvloop
 
+from replay.beside import beside
 from replay.edge.client import Client, TransportName, client_for
 from replay.edge.probe import Target, probe
 from replay.edge.scrape import Scraper
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy
 from replay.outcome import Sample
-from replay.plan.build import COLUMNS, build_plan
 from replay.plan.plan import Plan
 from replay.plan.predict import Prediction, predict
 from replay.plan.scale import By, scale_plan
 from replay.plan.share import share_rows
+from replay.reading import Reading
 from replay.results import log_path
-from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, background
+from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, Until, background
 from replay.workers import Workers
 from tracer.limits import lift_file_limit
-from tracer.tracefile import read_footer, read_table
 
 SAMPLE_S = 0.25
 
@@ -59,6 +59,7 @@ class ReplayConfig:
     dequantise: bool = True
     transport: TransportName = "own"
     workers: int = 1  # sending processes
+    long_references: int = 4_000_000  # a point of more block references is read and predicted while it runs, not before
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 
@@ -123,37 +124,104 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
-    plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
+    options = plan_options(config.limit, config.dequantise, config.open_loop)
+    reading = Reading(config.trace, config.seed, **options)
     async with connected(config) as link:
-        target = link.target
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        manifest = _manifest(config, target, plan)
         stop = Stop()
-        with interruptible(stop):
+        with reading, interruptible(stop):
+            book = _Book(config, link.target, reading)
             for index, scale in enumerate(config.scales):
                 if stop.reason is not None:
                     break
                 point_seed, salt = point_seeds(config.seed, index)
+                is_long = reading.references * scale > config.long_references
+                begins_at_once = is_long and link.workers is None and (scale == 1 or config.by == "time")
+                plan = reading.plan if begins_at_once else await reading.finished()
                 scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-                prediction = _predict(scaled, config, target)
-                facts = point_facts(index, scale, config.by, point_seed, scaled, prediction)
-                progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=prediction.at_capacity)
-                manifest["points"].append(facts)
-                write_json(config.run_dir / "run.json", manifest)
-                job = Job(target=target, salt=salt, drain_s=config.drain_s, point=index, log=log_path(config.run_dir, index, 0))
-                await send_point(config, link, scaled, job, stop, progress, on_progress)
-                facts["stopped"] = progress.stop_reason = stop.reason
-                on_progress(progress)
-                write_json(config.run_dir / "run.json", manifest)
+                facts = point_facts(index, scale, config.by, point_seed, scaled, None)
+                progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=None)
+                log = log_path(config.run_dir, index, 0)
+                job = Job(target=link.target, salt=salt, drain_s=config.drain_s, point=index, log=log)
+                until = reading.until if begins_at_once else None
+                async with book.point(facts, progress, None if is_long else scaled):
+                    await send_point(config, link, scaled, job, stop, progress, on_progress, until)
+                    progress.stop_reason = stop.reason
+                    on_progress(progress)
     return config.run_dir
 
 
+class _Book:
+    """run.json, as it fills."""
+
+    def __init__(self, config: ReplayConfig, target: Target, reading: Reading) -> None:
+        self._config, self._target, self._reading = config, target, reading
+        self._manifest = _manifest(config, target)
+        self._capacity = config.kv_tokens or target.kv_capacity_tokens
+
+    @contextlib.asynccontextmanager
+    async def point(self, facts: dict[str, Any], progress: Progress, plan: Plan | None) -> AsyncIterator[None]:
+        """Written before the point runs, and when it has ended. Without `plan` its prediction is made beside it."""
+        self._manifest["points"].append(facts)
+        if plan is not None:
+            self._foretold(facts, progress, predict(plan, self._capacity, answers_reused=self._target.answers_reused))
+        self._write()
+        task = asyncio.create_task(self._foretell(facts, progress)) if plan is None else None
+        try:
+            yield
+            facts["stopped"] = progress.stop_reason
+            self._write()
+            if task is not None:
+                await task
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _foretell(self, facts: dict[str, Any], progress: Progress) -> None:
+        prediction = await beside(
+            partial(_predicted, self._config, facts["scale"], facts["seed"], self._capacity, self._target.answers_reused)
+        )
+        if prediction is None:
+            self._target.notes.append("the predicting process died, for want of memory perhaps: no predicted hit rate")
+        else:
+            self._foretold(facts, progress, prediction)
+        self._write()
+
+    def _foretold(self, facts: dict[str, Any], progress: Progress, prediction: Prediction) -> None:
+        facts.update(_predicted_facts(prediction))
+        progress.predicted_hit_rate = prediction.at_capacity
+
+    def _write(self) -> None:
+        self._manifest["notes"] = [*self._reading.notes, *self._target.notes]
+        write_json(self._config.run_dir / "run.json", self._manifest)
+
+
+def _predicted(
+    config: ReplayConfig, scale: float, point_seed: int, capacity_tokens: int | None, answers_reused: bool
+) -> Prediction:
+    """From the trace file: nothing but a few numbers goes from process to process."""
+    plan = planned(config.trace, config.seed, **plan_options(config.limit, config.dequantise, config.open_loop))
+    scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
+    return predict(scaled, capacity_tokens, answers_reused=answers_reused)
+
+
 async def send_point(
-    config: ReplayConfig, link: Connected, plan: Plan, job: Job, stop: Stop, progress: Progress, on_progress: OnProgress
+    config: ReplayConfig,
+    link: Connected,
+    plan: Plan,
+    job: Job,
+    stop: Stop,
+    progress: Progress,
+    on_progress: OnProgress,
+    until: Until | None = None,
 ) -> None:
-    """Send a plan and watch the server meanwhile; outcomes and samples are in the run folder then."""
+    """Send a plan and watch the server meanwhile; outcomes and samples are in the run folder then.
+
+    `until`: waits until the plan has the blocks of a request; None: it has them all.
+    """
     if link.workers is None:
-        sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop)
+        sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
     else:
         sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
     watch = _Watch(link.target, link.client.http, sender, progress, on_progress)
@@ -170,12 +238,7 @@ def _headers(config: ReplayConfig) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _predict(plan: Plan, config: ReplayConfig, target: Target) -> Prediction:
-    capacity = config.kv_tokens or target.kv_capacity_tokens
-    return predict(plan, capacity, answers_reused=target.answers_reused)
-
-
-def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any]:
+def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "trace": str(config.trace),
@@ -191,16 +254,14 @@ def _manifest(config: ReplayConfig, target: Target, plan: Plan) -> dict[str, Any
         "by": config.by,
         **plan_options(config.limit, config.dequantise, config.open_loop),
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "notes": [*plan.notes, *target.notes],
+        "notes": [],
         "points": [],
     }
 
 
 def planned(trace: Path, seed: int, *, limit: int | None, dequantise: bool, open_loop: bool) -> Plan:
     """A trace file as the plan of a run with this seed."""
-    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
-    plan = build_plan(read_table(trace, COLUMNS), read_footer(trace), rng, limit=limit, dequantise=dequantise)
-    return dataclasses.replace(plan, think_ns=np.full(len(plan), -1)) if open_loop else plan
+    return Reading(trace, seed, limit=limit, dequantise=dequantise, open_loop=open_loop).whole()
 
 
 def plan_options(limit: int | None, dequantise: bool, open_loop: bool) -> dict[str, Any]:
@@ -214,7 +275,7 @@ def point_seeds(seed: int, index: int) -> tuple[int, int]:
     return scaling, salt
 
 
-def point_facts(index: int, scale: float, by: LoadBy, seed: int, plan: Plan, prediction: Prediction) -> dict[str, Any]:
+def point_facts(index: int, scale: float, by: LoadBy, seed: int, plan: Plan, prediction: Prediction | None) -> dict[str, Any]:
     """What run.json says of a point before it runs."""
     return {
         "index": index,
@@ -224,11 +285,18 @@ def point_facts(index: int, scale: float, by: LoadBy, seed: int, plan: Plan, pre
         "planned": len(plan),
         "planned_span_s": float(plan.planned_ns[-1]) / 1e9,
         "later_turns": int(((plan.parent >= 0) & (plan.think_ns >= 0)).sum()),
-        "hit_rate_predicted": prediction.at_capacity,
-        "hit_rate_predicted_infinite": prediction.infinite,
-        "kv_capacity_tokens": prediction.kv_capacity_tokens,
-        "answers_reused": prediction.answers_reused,
+        **_predicted_facts(prediction),
         "stopped": None,
+    }
+
+
+def _predicted_facts(prediction: Prediction | None) -> dict[str, Any]:
+    """None: not known yet."""
+    return {
+        "hit_rate_predicted": prediction and prediction.at_capacity,
+        "hit_rate_predicted_infinite": prediction and prediction.infinite,
+        "kv_capacity_tokens": prediction and prediction.kv_capacity_tokens,
+        "answers_reused": prediction and prediction.answers_reused,
     }
 
 

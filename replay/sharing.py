@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its 
 BUILD_REQUESTS = 64  # some 2 ms for short prompts
 LAG_PROBE_S = 0.02
 DEAD_AFTER = 25  # so many requests in a row that did not even reach the target: it is gone
+
+type Until = Callable[[int], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Counts:
     late_ns_max: int = 0
     stop_reason: str | None = None
     loop_lag_ns: int = 0  # worst delay of the event loop: a stalled loop stamps every token late
-    cpu_share: float = 0.0  # of one core
+    cpu_share: float = 0.0  # of one core, by the event loop and all that runs in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,10 @@ class _Ready:
 
 
 class Share:
-    def __init__(self, plan: Plan, rows: Ints, job: Job, client: Client, stop: Stop) -> None:
+    """`until`: waits until the plan has the blocks of a request; None: it has them all."""
+
+    def __init__(self, plan: Plan, rows: Ints, job: Job, client: Client, stop: Stop, until: Until | None = None) -> None:
+        self.until = until
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
         self.endpoint = client.endpoint(self.target.url + path_of(self.target.prompt_mode))
@@ -98,7 +103,7 @@ class Share:
         self.unreached = 0
         self.log: BinaryIO | None = None
         self._counts = Counts()
-        self._cpu_ns, self._wall_ns = time.process_time_ns(), time.monotonic_ns()
+        self._cpu_ns, self._wall_ns = time.thread_time_ns(), time.monotonic_ns()
         gc.collect()
 
     @property
@@ -107,7 +112,7 @@ class Share:
 
     def counts(self) -> list[Counts]:
         counts = self._counts
-        cpu_ns, wall_ns = time.process_time_ns(), time.monotonic_ns()
+        cpu_ns, wall_ns = time.thread_time_ns(), time.monotonic_ns()
         counts.cpu_share = (cpu_ns - self._cpu_ns) / max(1, wall_ns - self._wall_ns)
         counts.stop_reason = self.stop.reason
         self._cpu_ns, self._wall_ns = cpu_ns, wall_ns
@@ -147,6 +152,8 @@ class Share:
         while not self.pacer.is_finished and self.stop.reason is None:
             self.changed.clear()
             for due in self._in_batches(self.pacer.take_due(self.now_ns + LOOK_AHEAD_NS)):
+                if self.until is not None:
+                    await self.until(max(row for _, row in due))
                 self._prepare(due)
                 await asyncio.sleep(0)
             await self._wait_for_work()

@@ -5,6 +5,7 @@ Block ids are delta-encoded before zstd: a tenth of the same trace as JSON lines
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -200,6 +201,39 @@ def read_table(path: str | os.PathLike[str], columns: list[str] | None = None) -
     with _open(path) as file:
         _footer_of(file, path)
         return file.read(columns=columns)
+
+
+def iter_tables(path: str | os.PathLike[str], columns: list[str], batch_rows: int = 4096) -> Iterator[pa.Table]:
+    """Columns as Arrow data, a batch in memory at a time."""
+    with _open(path) as file:
+        for batch in file.iter_batches(batch_size=batch_rows, columns=columns, use_threads=False):
+            yield pa.Table.from_batches([batch])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListExtent:
+    """Of a column of integer lists: at most so many values in all of them, none larger than `largest` (-1: no value)."""
+
+    values: int
+    largest: int
+
+
+def list_extent(path: str | os.PathLike[str], name: str) -> ListExtent:
+    """From the file's own statistics, without reading the column; read it where they are missing."""
+    values, largest = 0, -1
+    with _open(path) as file:
+        paths = [file.metadata.schema.column(i).path for i in range(file.metadata.num_columns)]
+        leaf = next(i for i, one in enumerate(paths) if one.split(".")[0] == name)
+        for number in range(file.metadata.num_row_groups):
+            chunk = file.metadata.row_group(number).column(leaf)
+            known = chunk.statistics
+            values += chunk.num_values
+            if known is not None and known.has_min_max:
+                largest = max(largest, known.max)
+            elif known is None or known.num_values:
+                read = pc.max(file.read_row_group(number, columns=[name]).column(0).combine_chunks().flatten()).as_py()
+                largest = max(largest, -1 if read is None else read)
+    return ListExtent(values=values, largest=largest)
 
 
 def scan(path: str | os.PathLike[str]) -> "pl.LazyFrame":

@@ -12,11 +12,12 @@ import httpx
 from replay.edge.transport import CONNECT_S, Headers, Origin, Transport, message_of, origin_of
 from replay.outcome import ErrorKind
 from tracer.wire.facts import ChunkFacts, StreamFacts
-from tracer.wire.openai import parse_chunk, parse_response
+from tracer.wire.openai import parse_chunk, parse_chunks, parse_response
 from tracer.wire.sse import SseParser
 
 MAX_ERROR_CHARS = 300
-FOLD_PIECES = 32  # so many pieces of a stream are parsed at once: some 0.1 ms, after all stamps of this wake-up are taken
+FOLD_PIECES = 32  # so many socket reads of a stream are parsed at once: some 0.05 ms
+FOLD_BYTES = 16_384  # or one read as large as this
 
 TransportName = Literal["own", "httpx"]
 
@@ -53,7 +54,7 @@ class Exchange:
 
     def on_data(self, data: bytes, now_ns: int) -> None:
         self._pieces.append((now_ns, data))
-        if len(self._pieces) >= FOLD_PIECES and self._parser is not None:
+        if self._parser is not None and (len(self._pieces) >= FOLD_PIECES or len(data) >= FOLD_BYTES):
             self._fold(self._parser)
 
     def on_end(self, error: httpx.TransportError | None, now_ns: int) -> None:
@@ -82,9 +83,14 @@ class Exchange:
 
     def _fold(self, parser: SseParser) -> None:
         pieces, self._pieces = self._pieces, []
+        payloads: list[bytes] = []
+        stamps: list[int] = []
         for now_ns, data in pieces:
-            for event in parser.feed(data):
-                self.add(parse_chunk(event.data), now_ns)
+            found = parser.feed_data(data)
+            payloads += found
+            stamps += [now_ns] * len(found)
+        for facts, now_ns in zip(parse_chunks(payloads), stamps, strict=True):
+            self.add(facts, now_ns)
 
     def _finish_stream(self, parser: SseParser, is_whole: bool) -> None:
         self._fold(parser)

@@ -169,6 +169,8 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._sink: Sink | None = None
         self._headers: Headers = []
+        self._body: list[bytes] = []  # of this read, not pushed yet: a read can hold hundreds of HTTP chunks
+        self.on_body = self._body.append
         self._has_head = self._ends_with_connection = self._is_head_only = False
         self._idle_since_ns = self._now_ns = time.monotonic_ns()
         self._timer: asyncio.TimerHandle | None = None
@@ -190,7 +192,10 @@ class _Connection(asyncio.Protocol):
         self._pool.on_read(self._now_ns)
         try:
             self._parser.feed_data(data)
+            if self._body:
+                self._push_body()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._push_body()
             self._end(httpx.RemoteProtocolError(f"{type(error).__name__}: {error}"))
 
     def eof_received(self) -> None:
@@ -227,11 +232,16 @@ class _Connection(asyncio.Protocol):
         if self._is_head_only:
             self._end(None)
 
-    def on_body(self, data: bytes) -> None:
+    def _push_body(self) -> None:
+        if not self._body:
+            return
+        data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
         if self._sink is not None:
             self._sink.on_data(data, self._now_ns)
 
     def on_message_complete(self) -> None:
+        self._push_body()
         if self._has_head:
             self._end(None, keep=self._parser.should_keep_alive())
 

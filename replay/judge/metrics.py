@@ -12,6 +12,7 @@ from replay.outcome import Outcome, Sample
 
 WARM_UP_SHARE, WARM_UP_MAX_S = 0.1, 30.0
 SMALL_POINT = 50  # requests; below that nothing is left out, since a warm-up would be a handful of requests
+TALLY_AT = 1_000_000  # values that are held before they are counted
 KV_FULL = 0.95  # of the blocks: engines admit nothing new at some per cent below 1
 
 Floats = NDArray[np.float64]
@@ -102,21 +103,63 @@ def _since(one: Outcome, start_ns: int | None, until_ns: int | None) -> float | 
     return None if one.error_kind or start_ns is None or until_ns is None else (until_ns - start_ns) / 1e6
 
 
-def latency(outcomes: Sequence[Outcome]) -> Latency:
-    """Service latencies start at sent, schedule latencies at planned."""
+def latency(outcomes: Sequence[Outcome], chunked: Iterable[Outcome] | None = None) -> Latency:
+    """Service latencies start at sent, schedule latencies at planned. `chunked`: the outcomes again, where these lack chunks."""
     done = [one for one in outcomes if one.error_kind is None]
-    by_token = [token_gaps_ms(one) for one in done]
-    known = [gaps for gaps in by_token if gaps is not None]
-    chunk_gaps = [np.asarray(one.chunk_gaps_us, dtype=np.float64) / 1e3 for one in done if one.chunk_gaps_us]
+    by_token, by_chunk, is_known = _Tally(), _Tally(), bool(done)
+    for one in done if chunked is None else (one for one in chunked if one.error_kind is None):
+        gaps = token_gaps_ms(one)
+        is_known = is_known and gaps is not None
+        if gaps is not None:
+            by_token.add(gaps)
+        by_chunk.add(np.asarray(one.chunk_gaps_us, dtype=np.float64) / 1e3)
     return Latency(
         ttft_schedule_ms=percentiles(_known(map(ttft_ms, done))),
         ttft_service_ms=percentiles(_known(_since(one, one.sent_ns, one.first_token_ns) for one in done)),
         e2e_schedule_ms=percentiles(_known(map(e2e_ms, done))),
         e2e_service_ms=percentiles(_known(_since(one, one.sent_ns, one.last_token_ns) for one in done)),
         tpot_ms=percentiles(_known(map(tpot_ms, done))),
-        itl_ms=percentiles(np.concatenate(known)) if known and len(known) == len(done) else None,
-        chunk_gap_ms=percentiles(np.concatenate(chunk_gaps)) if chunk_gaps else None,
+        itl_ms=by_token.percentiles() if is_known else None,
+        chunk_gap_ms=by_chunk.percentiles(),
     )
+
+
+class _Tally:
+    """How often each value came: gaps are whole microseconds, so even hundreds of millions are few different ones."""
+
+    def __init__(self) -> None:
+        self._values, self._counts = np.empty(0), np.empty(0, dtype=np.int64)
+        self._held: list[Floats] = []
+        self._held_count = 0
+
+    def add(self, values: Floats) -> None:
+        if len(values):
+            self._held.append(values)
+            self._held_count += len(values)
+        if self._held_count >= TALLY_AT:
+            self._count()
+
+    def percentiles(self) -> Percentiles | None:
+        """As the function of this name gives them."""
+        self._count()
+        if not len(self._values):
+            return None
+        upto = np.cumsum(self._counts)
+        n = int(upto[-1])
+
+        def rank(per_cent: int) -> float:
+            return float(self._values[np.searchsorted(upto, -(-per_cent * n // 100))])
+
+        mean = float((self._values * self._counts).sum() / n)
+        return Percentiles(count=n, p50=rank(50), p90=rank(90), p99=rank(99), max=float(self._values[-1]), mean=mean)
+
+    def _count(self) -> None:
+        new, counts = np.unique(np.concatenate([np.empty(0), *self._held]), return_counts=True)
+        self._held, self._held_count = [], 0
+        values, place = np.unique(np.concatenate([self._values, new]), return_inverse=True)
+        total = np.zeros(len(values), dtype=np.int64)
+        np.add.at(total, place, np.concatenate([self._counts, counts]))
+        self._values, self._counts = values, total
 
 
 def token_gaps_ms(one: Outcome) -> Floats | None:

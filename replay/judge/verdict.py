@@ -1,6 +1,6 @@
 """One point's figures put together, and the run's exit code. Pure; regimes are in knee.py, words in headline.py."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -13,8 +13,14 @@ from replay.outcome import Outcome, Sample
 EXIT_OK, EXIT_INVALID, EXIT_SLO_MISSED = 0, 3, 4
 
 
-def judge_point(facts: Facts, outcomes: Sequence[Outcome], samples: Sequence[Sample], slos: Sequence[Slo]) -> Point:
-    """Figures of one point by itself; its regime and cause need the other points, see knee.py."""
+def judge_point(
+    facts: Facts,
+    outcomes: Sequence[Outcome],
+    samples: Sequence[Sample],
+    slos: Sequence[Slo],
+    chunked: Iterable[Outcome] | None = None,
+) -> Point:
+    """Figures of one point; regime and cause need the others, see knee.py. `chunked`: outcomes again, where they lack chunks."""
     is_whole = facts.stopped is None and len(outcomes) >= facts.planned
     was_killed = facts.stopped is None and not is_whole
     until_s = metrics.seen_until_s(outcomes, samples)
@@ -27,7 +33,8 @@ def judge_point(facts: Facts, outcomes: Sequence[Outcome], samples: Sequence[Sam
     def per_second(count: int) -> float:
         return count / width_s if width_s > 0 else 0.0
 
-    late, latency = metrics.lateness(steady), metrics.latency(steady)
+    again = chunked if chunked is None else (one for one in chunked if metrics.is_within(one.planned_ns, window))
+    late, latency = metrics.lateness(steady), metrics.latency(steady, again)
     cpu_share = _busy_cpu_share(samples)
     lag = metrics.percentiles(one.client_loop_lag_ns / 1e6 for one in samples if one.client_loop_lag_ns is not None)
     limits = notes.client_limits(late, latency, lag, cpu_share)

@@ -13,7 +13,7 @@ from replay.judge.notes import plan_note, torn_note
 from replay.judge.summary import Slo, Summary
 from replay.judge.verdict import judge_point
 from replay.outcome import Sample
-from replay.results import read_lines, read_outcomes
+from replay.results import iter_outcomes, read_lines, read_outcomes
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +35,10 @@ def judge_run(run_dir: Path, slos: Sequence[Slo] = ()) -> Summary:
     manifest = _manifest(run_dir)
     points, torn = [], 0
     for facts in manifest.points:
-        outcomes, torn_outcomes = read_outcomes(run_dir, facts.index)
+        outcomes, torn_outcomes = read_outcomes(run_dir, facts.index, with_chunks=False)
         samples, torn_samples = read_lines(run_dir / f"point-{facts.index}.samples.jsonl", Sample)
         torn += torn_outcomes + torn_samples
-        points.append(judge_point(facts, outcomes, samples, slos))
+        points.append(judge_point(facts, outcomes, samples, slos, iter_outcomes(run_dir, facts.index)))
     points = with_regimes(points)
     return Summary(
         trace=manifest.trace,

@@ -1,6 +1,7 @@
 """A whole replay against the simulated server: what was predicted is what the server reports, and faults keep results."""
 
 import asyncio
+from array import array
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,7 +16,9 @@ from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.results import read_lines, read_outcomes
 from replay.run import Progress, ReplayConfig, replay
-from replay.sim.server import ServerConfig, serving
+from replay.sim.api import Ask
+from replay.sim.engine import Request as EngineRequest
+from replay.sim.server import ServerConfig, Simulator, Stream, serving
 from tracer.schema import Footer, Request
 from tracer.tracefile import write_trace
 
@@ -104,6 +107,46 @@ def test_several_processes_and_the_other_transport_do_the_same(trace: Path, tmp_
         assert len(parts) == workers and all(len(part) for part in parts)
         sessions = [set(part["session_id"].to_pylist()) for part in parts]
         assert len(set.union(*sessions)) == sum(map(len, sessions))
+
+
+def test_a_trace_read_while_it_is_sent_gives_the_same_requests_and_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "chats.parquet"
+    write_trace(trace, chats(sessions=6, turns=2, gap_s=0.1), Footer())
+    prompts: list[bytes] = []
+
+    def seen(self: Simulator, ask: Ask, prompt: "array[int]") -> tuple[EngineRequest, Stream]:
+        prompts.append(prompt.tobytes())
+        return opened(self, ask, prompt)
+
+    opened = Simulator.open
+    monkeypatch.setattr(Simulator, "open", seen)
+
+    async def run(folder: str, long_references: int) -> list[Any]:
+        async with serving(ServerConfig(port=0, speed=8)) as url:
+            prompts.clear()
+            config = ReplayConfig(
+                trace=trace,
+                target=url,
+                run_dir=tmp_path / folder,
+                scales=(1.0, 2.0),
+                prompt_mode="text",  # later turns do not carry what the server happened to answer
+                open_loop=True,
+                long_references=long_references,
+            )
+            await replay(config)
+        points = msgspec.json.decode((tmp_path / folder / "run.json").read_bytes())["points"]
+        due = [
+            sorted((one.request_id, one.planned_ns, one.planned_input_tokens) for one in outcomes(tmp_path / folder, index))
+            for index in range(2)
+        ]
+        return [sorted(prompts), due, points]
+
+    before, beside = (asyncio.run(run(folder, most)) for folder, most in (("before", 10**9), ("beside", 0)))
+
+    assert before == beside
+    assert before[2][0]["hit_rate_predicted"] > 0.7
 
 
 def test_later_turns_wait_for_the_answer_and_think(trace: Path, tmp_path: Path) -> None:

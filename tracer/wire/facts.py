@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # None: the server does not say; 0: it says none
@@ -15,7 +15,20 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     def followed_by(self, later: "Usage") -> "Usage":
         """Counts in a stream are cumulative, and an event may hold some of them only: the highest of each counts."""
+        if self.is_before(later):
+            return later
         return Usage(**{name: _highest(getattr(self, name), getattr(later, name)) for name in self.__struct_fields__})
+
+    def is_before(self, later: "Usage") -> bool:
+        """Only the answer has grown since: the usual case, told apart quickly."""
+        return (
+            self.prompt_tokens == later.prompt_tokens
+            and self.cached_tokens == later.cached_tokens
+            and self.reasoning_tokens == later.reasoning_tokens
+            and self.cache_write_tokens == later.cache_write_tokens
+            and later.completion_tokens is not None
+            and (self.completion_tokens or 0) <= later.completion_tokens
+        )
 
 
 class ChunkFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -33,13 +33,40 @@ class SseParser:
         self._head: bytes | None = b""  # first bytes, held while they may still be a byte order mark
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        if self._is_between_events and chunk.startswith(b"data: ") and chunk.find(b"\n") == len(chunk) - 2:
-            if chunk.endswith(b"\n\n") and b"\r" not in chunk and self._fits(len(chunk) - 8):
-                return [SseEvent(chunk[6:-2], "message")]  # the usual case: one event, one line, one chunk
+        if self._is_one_event(chunk) and self._fits(len(chunk) - 8):
+            return [SseEvent(chunk[6:-2], "message")]
         events = self._feed(chunk)
         held = self._parts or self._data or self._event or self._after_cr or self._oversized
         self._is_between_events = self._head is None and not held
         return events
+
+    def feed_data(self, chunk: bytes) -> list[bytes]:
+        """As `feed`, data alone; quicker where many usual events come at once. Not with `max_event_bytes`."""
+        if self._is_one_event(chunk):
+            return [chunk[6:-2]]
+        found: list[bytes] = []
+        if not self._is_between_events:
+            blank = chunk.find(b"\n\n")
+            end = blank + 2 if blank >= 0 else len(chunk)
+            found += [event.data for event in self.feed(chunk[:end])]
+            chunk = chunk[end:]
+        if self._is_between_events and chunk.startswith(b"data: ") and b"\r" not in chunk:
+            last = chunk.rfind(b"\n\n")
+            usual, end = chunk[6:last].split(b"\n\ndata: "), last + 2
+            if last >= 0 and chunk.count(b"\n", 0, end) == 2 * len(usual):  # no event has a second line
+                found += usual
+                chunk = chunk[end:]
+        return found + [event.data for event in self.feed(chunk)] if chunk else found
+
+    def _is_one_event(self, chunk: bytes) -> bool:
+        """The usual case: one event, one line, one chunk."""
+        return (
+            self._is_between_events
+            and chunk.find(b"\n") == len(chunk) - 2
+            and chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n")
+            and b"\r" not in chunk
+        )
 
     def _feed(self, chunk: bytes) -> list[SseEvent]:
         if self._head is not None:

@@ -2,6 +2,8 @@
 
 import math
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,3 +197,14 @@ def test_a_turn_is_late_when_the_answer_before_it_took_longer_than_recorded(outc
     assert not metrics.is_late_turn(on_time)
     assert metrics.is_late_turn(late)
     assert not metrics.is_late_turn(outcome(turn=0, planned_ms=700, recorded_ns=0))
+
+
+def test_counted_gaps_have_the_percentiles_of_all_gaps(outcome):
+    rng = np.random.default_rng(3)
+    rows = [outcome(chunk_gaps_us=rng.geometric(0.01, 5000).tolist(), chunk_tokens=None) for _ in range(250)]
+
+    found = metrics.latency([outcome(chunk_gaps_us=[], chunk_tokens=None)], rows).chunk_gap_ms
+    wanted = metrics.percentiles(np.concatenate([one.chunk_gaps_us for one in rows]) / 1e3)
+
+    assert found.mean == pytest.approx(wanted.mean)
+    assert msgspec.structs.replace(found, mean=0) == msgspec.structs.replace(wanted, mean=0)

@@ -6,6 +6,7 @@ import pytest
 
 from replay.errors import PlanError
 from replay.report.reading import judge_run
+from replay.results import compact
 
 
 def test_torn_last_lines_are_left_out_and_said(kv_fills_at_5x):
@@ -17,6 +18,17 @@ def test_torn_last_lines_are_left_out_and_said(kv_fills_at_5x):
 
     assert summary.points[2].sent == 1499
     assert [note.seen for note in summary.notes if note.kind == "torn"] == ["1 torn lines in the run folder were left out"]
+
+
+def test_a_finished_point_in_parquet_reads_as_its_log_does(kv_fills_at_5x):
+    folder = kv_fills_at_5x.write()
+    before = judge_run(folder)
+
+    for log in folder.glob("*.outcomes*.jsonl"):
+        compact(log)
+
+    assert judge_run(folder) == before
+    assert before.points[0].latency.itl_ms is not None
 
 
 def test_a_point_that_never_began_has_no_files(story):

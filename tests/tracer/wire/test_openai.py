@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.wire.facts import StreamFacts, Usage
-from tracer.wire.openai import parse_chunk, parse_request, parse_response, text_prompt, token_prompt
+from tracer.wire.facts import ChunkFacts, StreamFacts, Usage
+from tracer.wire.openai import parse_chunk, parse_chunks, parse_request, parse_response, text_prompt, token_prompt
 
 
 def chunk(**body: object) -> bytes:
@@ -145,3 +145,34 @@ def test_prompts_are_text_or_ids_or_neither() -> None:
         None,
     )
     assert (text_prompt("a"), text_prompt(["a"]), text_prompt(["a", "b"]), text_prompt([1])) == ("a", "a", None, None)
+
+
+EVENTS = [
+    delta(content="hi"),
+    delta(role="assistant", content=""),
+    delta(finish="stop"),
+    chunk(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2}),
+    chunk(choices=[{"index": 0, "text": "a", "token_ids": [7]}], usage={"completion_tokens": 1}),
+    chunk(error={"message": "no"}),
+    b"[DONE]",
+    b" [DONE]",
+    b"",
+    b"{",
+    b"{}{}",
+    b'{"choices":\n[]}',
+]
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=8))
+def test_many_payloads_at_once_are_what_each_is(payloads: list[bytes]) -> None:
+    assert parse_chunks(payloads) == [parse_chunk(one) for one in payloads]
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([None, 0, 3, 5])] * 5), min_size=1, max_size=5))
+def test_counts_of_usage_never_fall_nor_get_lost(counts: list[tuple[int | None, ...]]) -> None:
+    facts = StreamFacts()
+    for one in counts:
+        facts.add(ChunkFacts(usage=Usage(**dict(zip(Usage.__struct_fields__, one, strict=True)))))
+
+    for place, name in enumerate(Usage.__struct_fields__):
+        assert getattr(facts.usage, name) == max((one[place] for one in counts if one[place] is not None), default=None)

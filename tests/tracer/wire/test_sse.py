@@ -41,6 +41,23 @@ def test_cuts_do_not_matter(stream: bytes, cuts: list[int]) -> None:
     assert events(pieces) == whole
 
 
+@given(
+    stream=st.one_of(
+        STREAMS, st.lists(st.sampled_from([b"data: {}\n\n", b"data: \n\n", b"data: a\ndata: b\n\n", b": p\n\n"])).map(b"".join)
+    ),
+    cuts=st.lists(st.integers(0, 300), max_size=12),
+)
+@settings(deadline=None, max_examples=200)
+def test_data_alone_is_that_of_the_events(stream: bytes, cuts: list[int]) -> None:
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    pieces = [stream[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parser = SseParser()
+
+    found = [data for piece in pieces for data in parser.feed_data(piece)]
+
+    assert found + [event.data for event in parser.finish()] == [event.data for event in events([stream])]
+
+
 @pytest.mark.parametrize(
     ("stream", "expected"),
     [
