@@ -13,6 +13,7 @@ _GAUGES = {
 _COUNTERS = {
     "prefix_queries_tokens": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries", "sglang:prompt_tokens"),
     "prefix_hits_tokens": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
+    "host_hits_tokens": ("vllm:external_prefix_cache_hits",),
     "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
     "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
     "generation_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
