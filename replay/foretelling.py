@@ -58,7 +58,8 @@ def run_predict(config: PredictConfig) -> Path:
     for index, scale in enumerate(config.scales):
         point_seed, _ = point_seeds(config.seed, index)
         scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-        prediction = predict(scaled, preset.kv_blocks * preset.block_tokens * config.replicas, answers_reused=True)
+        capacity = (preset.kv_blocks + preset.offload_blocks) * preset.block_tokens * config.replicas
+        prediction = predict(scaled, capacity, answers_reused=True)
         manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
         write_json(config.run_dir / "run.json", manifest)
         playing = play(scaled, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S)
