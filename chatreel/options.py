@@ -20,6 +20,15 @@ ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet ev
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]
 
 
+def counts(text: str, option: str) -> list[int]:
+    """`100k,200k,1.5m` or `1,2,4`."""
+    factors = {"k": 1_000, "m": 1_000_000}
+    try:
+        return [round(float(part.rstrip("kKmM")) * factors.get(part[-1:].lower(), 1)) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no list of counts like 100k,200k or 1,2,4", param_hint=option) from error
+
+
 class Eviction(StrEnum):
     lru = "lru"
     fifo = "fifo"

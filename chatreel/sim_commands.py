@@ -22,6 +22,7 @@ from chatreel.options import (
     By,
     Eviction,
     cache_settings,
+    counts,
     numbers,
 )
 
@@ -96,13 +97,19 @@ def predict(
     kv_dtype: Annotated[Dtype | None, typer.Option(help="Of KV, if not as the checkpoint says.")] = None,
     scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
     by: BY = By.users,
-    replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
+    replicas: Annotated[str, typer.Option(help="Engines behind the router; with --grid: 1,2,4.")] = "1",
     router: Annotated[
         Router, typer.Option(help="prefix: where most is cached; sticky: by session; rr: in turn.")
     ] = Router.prefix,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("predicted"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="KV cache of each replica, instead of the engine's.")] = None,
+    kv_tokens: Annotated[
+        str | None,
+        typer.Option("--kv-tokens", "--kv", help="KV cache of each replica, instead of the engine's; with --grid: 100k,200k."),
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Every pair of --kv and --replicas: one table, and the frontier as a chart.")
+    ] = False,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
     block_tokens: BLOCK_TOKENS = None,
@@ -119,9 +126,13 @@ def predict(
     seed: SEED = 0,
 ) -> None:
     """What a server would do with a trace: the simulated engine in virtual time, no server asked, the same report."""
-    from chatreel.replaying import parse_slos, predict_and_report
+    from chatreel.replaying import grid_and_report, parse_slos, predict_and_report
     from replay.foretelling import PredictConfig
 
+    fleets = counts(replicas, "--replicas")
+    sizes: list[int | None] = [*counts(kv_tokens, "--kv-tokens")] if kv_tokens is not None else [None]
+    if not grid and len(fleets) * len(sizes) > 1:
+        raise typer.BadParameter("several values need --grid", param_hint="--replicas or --kv-tokens")
     name, config_json = _engine(engine, gpu, model_config)
     config = PredictConfig(
         trace=trace,
@@ -133,12 +144,12 @@ def predict(
         kv_dtype=kv_dtype.value if kv_dtype else None,
         scales=tuple(numbers(scale, float, "--scale")),
         by=by.value,
-        replicas=replicas,
+        replicas=fleets[0],
         router=router.value,
         limit=limit,
         seed=seed,
         open_loop=open_loop,
-        kv_tokens=kv_tokens,
+        kv_tokens=sizes[0],
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         settings=cache_settings(
@@ -146,6 +157,8 @@ def predict(
         ),
     )
     slos = parse_slos(slo or [])
+    if grid:
+        raise typer.Exit(grid_and_report(config, sizes, fleets, slos, attain, out, err))
     raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
 
 

@@ -49,7 +49,7 @@ class PredictConfig:
 
 def run_predict(config: PredictConfig) -> Path:
     """Every scale in turn; the folder reads like that of a replay, and its target says that it was simulated."""
-    preset = _preset(config)
+    preset = preset_of(config)
     if config.replicas < 1:
         raise PlanError("wrong number of replicas", seen=str(config.replicas), wanted="1 or more")
     plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
@@ -90,7 +90,7 @@ def write_played(
         write_outcomes(log_path(run_dir, index, 0).with_suffix(".parquet"), outcomes(file))
 
 
-def _preset(config: PredictConfig) -> Preset:
+def preset_of(config: PredictConfig) -> Preset:
     if config.router not in ROUTERS:
         raise PlanError("no such router", seen=config.router, wanted=", ".join(ROUTERS))
     engine = engine_named(
