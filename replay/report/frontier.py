@@ -100,9 +100,10 @@ def page(cells: Sequence[Cell], lines: Sequence[str], origin: str) -> str:
 
 def print_grid(cells: Sequence[Cell], lines: Sequence[str], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _HEAD:
-        table.add_column(name, justify="right")
-    for row in rows(cells):
+    cells_of = rows(cells)
+    for name, column in zip(_HEAD, zip(*cells_of, strict=True), strict=True):
+        table.add_column(name, justify="right", min_width=max(map(len, column)))  # heads may wrap, numbers not
+    for row in cells_of:
         table.add_row(*row)
     console.print(table)
     for line in lines:

@@ -1,9 +1,12 @@
 """The frontier of a grid: rows in order, words, a chart that can be drawn."""
 
+from io import StringIO
 from pathlib import Path
 
+from rich.console import Console
+
 from replay.grid import needed
-from replay.report.frontier import charts, page, rows, words, write_grid
+from replay.report.frontier import charts, page, print_grid, rows, words, write_grid
 from tests.replay.test_grid import cell
 
 CELLS = [cell(gpus=2, replicas=2, attainment=0.99, goodput_per_s=1.9), cell(), cell(scale=2.0, attainment=0.1)]
@@ -27,6 +30,15 @@ def test_the_chart_stands_in_the_page_and_as_an_image(tmp_path: Path) -> None:
     assert (tmp_path / "frontier.svg").read_text().startswith("<svg")
     text = (tmp_path / "grid.html").read_text()
     assert "chart-frontier" in text and "a &lt;line&gt;" in text
+
+
+def test_numbers_are_whole_in_a_narrow_terminal() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+
+    print_grid([cell(kv_tokens=120_000, ttft_p99_ms=15_631.0)], ["said"], console)
+
+    text = console.export_text()
+    assert "120,000" in text and "15,631" in text and "said" in text
 
 
 def test_where_gpus_are_the_same_memory_goes_across() -> None:
