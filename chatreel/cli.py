@@ -246,35 +246,6 @@ def generate(
 add_synth_commands(app)
 
 
-@app.command(epilog="Example: chatreel serve --preset h100-llama3-8b --kv-tokens 200000 --port 8000")
-def serve(
-    preset: Annotated[str, typer.Option(help="GPU and model; see docs/presets.md.")] = "laptop-demo",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
-    kv_tokens: Annotated[int | None, typer.Option(help="KV cache size, instead of the preset's.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
-    speed: Annotated[float, typer.Option(help="Run virtual time so many times as fast.")] = 1.0,
-    tokenizer: Annotated[str, typer.Option(help="cl100k, o200k or a tokenizer.json.")] = "cl100k",
-    seed: SEED = 0,
-) -> None:
-    """A simulated LLM server (OpenAI API): real paged prefix cache, batching, preemption; no GPU."""
-    from replay.sim.server import ServerConfig, run_server
-
-    config = ServerConfig(
-        preset=preset,
-        host=host,
-        port=port,
-        kv_tokens=kv_tokens,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        speed=speed,
-        tokenizer=tokenizer,
-        seed=seed,
-    )
-    run_server(config, lambda url: err.print(f"serving {preset} at {url} (Ctrl-C ends it)", highlight=False))
-
-
 @app.command(epilog="Example: chatreel record --upstream http://127.0.0.1:8000 --port 9000 -o monday.parquet")
 def record(
     upstream: Annotated[

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,8 +23,51 @@ ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet ev
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]
 
 
+def counts(text: str, option: str) -> list[int]:
+    """`100k,200k,1.5m` or `1,2,4`."""
+    factors = {"k": 1_000, "m": 1_000_000}
+    try:
+        return [round(float(part.rstrip("kKmM")) * factors.get(part[-1:].lower(), 1)) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no list of counts like 100k,200k or 1,2,4", param_hint=option) from error
+
+
+class Eviction(StrEnum):
+    lru = "lru"
+    fifo = "fifo"
+    priority = "priority"
+
+
+BLOCK_TOKENS = Annotated[int | None, typer.Option(help="Tokens of a KV block.")]
+EVICTION = Annotated[Eviction, typer.Option(help="Of cached blocks: least recently used, first in, or by --protected-tokens.")]
+PROTECTED_TOKENS = Annotated[int, typer.Option(help="priority: the first so many tokens of a request outlive all others.")]
+OFFLOAD_TOKENS = Annotated[int, typer.Option(help="KV in host memory, of each replica: evicted blocks go there.")]
+OFFLOAD_GB_PER_S = Annotated[float, typer.Option(help="From there to one GPU; a step waits for what it loads.")]
+CHUNKED_PREFILL = Annotated[bool, typer.Option(help="Off: a prompt is computed in one step or waits.")]
+
+
 def numbers[Number: (int, float)](text: str, kind: type[Number], option: str) -> list[Number]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no list of numbers like 1,2,5", param_hint=option) from error
+
+
+def cache_settings(
+    block_tokens: int | None,
+    eviction: Eviction,
+    protected_tokens: int,
+    offload_tokens: int,
+    offload_gb_per_s: float,
+    *,
+    chunked_prefill: bool,
+) -> dict[str, Any]:
+    """Fields of `Preset`."""
+    return {
+        "block_tokens": block_tokens,
+        "eviction": eviction.value,
+        "protected_tokens": protected_tokens,
+        "offload_tokens": offload_tokens,
+        "offload_bytes_per_s": offload_gb_per_s * 1e9,
+        "chunked_prefill": chunked_prefill,
+    }

@@ -9,8 +9,10 @@ from rich.console import Console
 from chatreel.progress import replay_progress
 from replay.errors import PlanError
 from replay.foretelling import PredictConfig, run_predict
+from replay.grid import needed, run_grid
 from replay.judge.summary import Slo
-from replay.judge.verdict import exit_code
+from replay.judge.verdict import EXIT_SLO_MISSED, exit_code
+from replay.report.frontier import print_grid, words, write_grid
 from replay.report.json import write_json
 from replay.report.reading import judge_run
 from replay.report.text import print_summary
@@ -51,6 +53,27 @@ def predict_and_report(config: PredictConfig, slos: Sequence[Slo], attain: float
     err.print(f"seed {config.seed}", highlight=False)
     run_predict(config)
     return write_reports(config.run_dir, slos, attain, out, err)
+
+
+def grid_and_report(
+    config: PredictConfig,
+    kv_tokens: Sequence[int | None],
+    replicas: Sequence[int],
+    slos: Sequence[Slo],
+    attain: float,
+    out: Console,
+    err: Console,
+) -> int:
+    """0, or 4 if an SLO was asked for and a scale has no cell that meets it."""
+    err.print(f"seed {config.seed}", highlight=False)
+    cells = run_grid(config, kv_tokens, replicas, slos, lambda line: err.print(line, highlight=False))
+    found = needed(cells, attain) if slos else []
+    lines = words(found, attain)
+    print_grid(cells, lines, out)
+    limits = ", ".join(f"{slo.metric.upper()} <= {slo.limit_ms:g} ms" for slo in slos) or "no SLO"
+    write_grid(config.run_dir, cells, lines, f"{config.trace} · {config.engine} · by {config.by} · {limits} · seed {config.seed}")
+    err.print(f"\nreport: {config.run_dir / 'grid.html'}", highlight=False, soft_wrap=True)
+    return EXIT_SLO_MISSED if any(one.cell is None for one in found) else 0
 
 
 def write_reports(

@@ -7,7 +7,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from chatreel.options import ATTAIN, BY, SEED, SLO, TRACE, By, numbers
+from chatreel.options import (
+    ATTAIN,
+    BLOCK_TOKENS,
+    BY,
+    CHUNKED_PREFILL,
+    EVICTION,
+    OFFLOAD_GB_PER_S,
+    OFFLOAD_TOKENS,
+    PROTECTED_TOKENS,
+    SEED,
+    SLO,
+    TRACE,
+    By,
+    Eviction,
+    cache_settings,
+    counts,
+    numbers,
+)
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -25,12 +42,50 @@ class Dtype(StrEnum):
 
 
 def add_to(app: typer.Typer) -> None:
+    app.command(epilog="Example: chatreel serve --preset h100-llama3-8b --kv-tokens 200000 --port 8000")(serve)
     app.command(
         epilog="Example: chatreel predict monday.parquet --engine h100:llama3-8b --scale 1,2,5 --replicas 2 --slo ttft:500"
     )(predict)
     app.command(epilog="Example: chatreel calibrate run -o mine.toml; chatreel predict monday.parquet --engine mine.toml")(
         calibrate
     )
+
+
+def serve(
+    preset: Annotated[str, typer.Option(help="GPU and model; see docs/presets.md.")] = "laptop-demo",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
+    kv_tokens: Annotated[int | None, typer.Option(help="KV cache size, instead of the preset's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
+    block_tokens: BLOCK_TOKENS = None,
+    eviction: EVICTION = Eviction.lru,
+    protected_tokens: PROTECTED_TOKENS = 0,
+    offload_tokens: OFFLOAD_TOKENS = 0,
+    offload_gb_per_s: OFFLOAD_GB_PER_S = 25.0,
+    chunked_prefill: CHUNKED_PREFILL = True,
+    speed: Annotated[float, typer.Option(help="Run virtual time so many times as fast.")] = 1.0,
+    tokenizer: Annotated[str, typer.Option(help="cl100k, o200k or a tokenizer.json.")] = "cl100k",
+    seed: SEED = 0,
+) -> None:
+    """A simulated LLM server (OpenAI API): real paged prefix cache, batching, preemption; no GPU."""
+    from replay.sim.server import ServerConfig, run_server
+
+    config = ServerConfig(
+        preset=preset,
+        host=host,
+        port=port,
+        kv_tokens=kv_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        settings=cache_settings(
+            block_tokens, eviction, protected_tokens, offload_tokens, offload_gb_per_s, chunked_prefill=chunked_prefill
+        ),
+        speed=speed,
+        tokenizer=tokenizer,
+        seed=seed,
+    )
+    run_server(config, lambda url: err.print(f"serving {preset} at {url} (Ctrl-C ends it)", highlight=False))
 
 
 def predict(
@@ -45,16 +100,27 @@ def predict(
     kv_dtype: Annotated[Dtype | None, typer.Option(help="Of KV, if not as the checkpoint says.")] = None,
     scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
     by: BY = By.users,
-    replicas: Annotated[int, typer.Option(help="Engines behind the router.")] = 1,
+    replicas: Annotated[str, typer.Option(help="Engines behind the router; with --grid: 1,2,4.")] = "1",
     router: Annotated[
         Router, typer.Option(help="prefix: where most is cached; sticky: by session; rr: in turn.")
     ] = Router.prefix,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("predicted"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="KV cache of each replica, instead of the engine's.")] = None,
+    kv_tokens: Annotated[
+        str | None,
+        typer.Option("--kv-tokens", "--kv", help="KV cache of each replica, instead of the engine's; with --grid: 100k,200k."),
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Every pair of --kv and --replicas: one table, and the frontier as a chart.")
+    ] = False,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
-    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
+    block_tokens: BLOCK_TOKENS = None,
+    eviction: EVICTION = Eviction.lru,
+    protected_tokens: PROTECTED_TOKENS = 0,
+    offload_tokens: OFFLOAD_TOKENS = 0,
+    offload_gb_per_s: OFFLOAD_GB_PER_S = 25.0,
+    chunked_prefill: CHUNKED_PREFILL = True,
     slo: SLO = None,
     attain: ATTAIN = 0.99,
     open_loop: Annotated[
@@ -63,9 +129,13 @@ def predict(
     seed: SEED = 0,
 ) -> None:
     """What a server would do with a trace: the simulated engine in virtual time, no server asked, the same report."""
-    from chatreel.replaying import parse_slos, predict_and_report
+    from chatreel.replaying import grid_and_report, parse_slos, predict_and_report
     from replay.foretelling import PredictConfig
 
+    fleets = counts(replicas, "--replicas")
+    sizes: list[int | None] = [*counts(kv_tokens, "--kv-tokens")] if kv_tokens is not None else [None]
+    if not grid and len(fleets) * len(sizes) > 1:
+        raise typer.BadParameter("several values need --grid", param_hint="--replicas or --kv-tokens")
     name, config_json = _engine(engine, gpu, model_config)
     config = PredictConfig(
         trace=trace,
@@ -77,17 +147,21 @@ def predict(
         kv_dtype=kv_dtype.value if kv_dtype else None,
         scales=tuple(numbers(scale, float, "--scale")),
         by=by.value,
-        replicas=replicas,
+        replicas=fleets[0],
         router=router.value,
         limit=limit,
         seed=seed,
         open_loop=open_loop,
-        kv_tokens=kv_tokens,
+        kv_tokens=sizes[0],
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        settings={"block_tokens": block_tokens},
+        settings=cache_settings(
+            block_tokens, eviction, protected_tokens, offload_tokens, offload_gb_per_s, chunked_prefill=chunked_prefill
+        ),
     )
     slos = parse_slos(slo or [])
+    if grid:
+        raise typer.Exit(grid_and_report(config, sizes, fleets, slos, attain, out, err))
     raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
 
 

@@ -49,7 +49,7 @@ class PredictConfig:
 
 def run_predict(config: PredictConfig) -> Path:
     """Every scale in turn; the folder reads like that of a replay, and its target says that it was simulated."""
-    preset = _preset(config)
+    preset = preset_of(config)
     if config.replicas < 1:
         raise PlanError("wrong number of replicas", seen=str(config.replicas), wanted="1 or more")
     plan = planned(config.trace, config.seed, limit=config.limit, dequantise=config.dequantise, open_loop=config.open_loop)
@@ -58,7 +58,8 @@ def run_predict(config: PredictConfig) -> Path:
     for index, scale in enumerate(config.scales):
         point_seed, _ = point_seeds(config.seed, index)
         scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-        prediction = predict(scaled, preset.kv_blocks * preset.block_tokens * config.replicas, answers_reused=True)
+        capacity = (preset.kv_blocks + preset.offload_blocks) * preset.block_tokens * config.replicas
+        prediction = predict(scaled, capacity, answers_reused=True)
         manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
         write_json(config.run_dir / "run.json", manifest)
         playing = play(scaled, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S)
@@ -89,7 +90,7 @@ def write_played(
         write_outcomes(log_path(run_dir, index, 0).with_suffix(".parquet"), outcomes(file))
 
 
-def _preset(config: PredictConfig) -> Preset:
+def preset_of(config: PredictConfig) -> Preset:
     if config.router not in ROUTERS:
         raise PlanError("no such router", seen=config.router, wanted=", ".join(ROUTERS))
     engine = engine_named(

@@ -66,6 +66,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_usage: float | None = None  # 0..1
     prefix_queries_tokens: float | None = None
     prefix_hits_tokens: float | None = None
+    host_hits_tokens: float | None = None  # loaded from beyond the GPU's memory; not in the line above
     preemptions: float | None = None
     prompt_tokens: float | None = None
     generation_tokens: float | None = None

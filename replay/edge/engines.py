@@ -52,6 +52,7 @@ _COUNTERS = {
         "llamacpp:prompt_tokens_cached",
         "dynamo_frontend_cached_tokens_sum",
     ),
+    "host_hits_tokens": ("vllm:external_prefix_cache_hits",),
     "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
     "prompt_tokens": (
         "vllm:prompt_tokens",

@@ -233,12 +233,13 @@ def cache(outcomes: Sequence[Outcome], samples: Sequence[Sample], facts: Facts, 
     running = _gauge(samples, "running")
     full = [one.kv_usage >= KV_FULL for one in steady if one.kv_usage is not None]
     queries, hits = last_value(samples, "prefix_queries_tokens"), last_value(samples, "prefix_hits_tokens")
-    preemptions = last_value(samples, "preemptions")
+    preemptions, from_host = last_value(samples, "preemptions"), last_value(samples, "host_hits_tokens")
     return Cache(
         hit_rate_predicted=facts.hit_rate_predicted,
         hit_rate_predicted_infinite=facts.hit_rate_predicted_infinite,
         hit_rate_usage=_hit_rate_usage(outcomes),
         hit_rate_metrics=hits / queries if hits is not None and queries else None,
+        hit_rate_host=from_host / queries if from_host and queries else None,
         kv_capacity_tokens=facts.kv_capacity_tokens,
         kv_usage_p50=usage.p50 if usage else None,
         kv_usage_max=usage_all.max if usage_all else None,

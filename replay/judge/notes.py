@@ -150,6 +150,8 @@ def cache_notes(cache: Cache, has_metrics: bool) -> list[Note]:
             )
         )
     usage, counters = cache.hit_rate_usage, cache.hit_rate_metrics
+    if counters is not None:
+        counters += cache.hit_rate_host or 0.0
     if usage is not None and counters is not None and abs(usage - counters) > HIT_RATE_GAP:
         notes.append(
             Note(

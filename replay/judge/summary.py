@@ -55,6 +55,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate_predicted_infinite: float | None
     hit_rate_usage: float | None  # sum of cached_tokens / sum of prompt tokens over answered requests
     hit_rate_metrics: float | None  # server's counters over the point
+    hit_rate_host: float | None = None  # found beyond the GPU's memory; usage counts it, the counters above do not
     kv_capacity_tokens: int | None
     kv_usage_p50: float | None  # over the samples inside the steady window, like waiting_p50; maxima: whole point
     kv_usage_max: float | None

@@ -87,10 +87,12 @@ def figures(points: Sequence[Point]) -> list[Section]:
     ]
     if any(p.goodput_per_s is not None for p in points):
         latency.append(row("goodput, requests/s (SLO met)", _goodput))
+    caches = [one.cache for one in points]
     cache = [
         row("prefix hit rate, predicted", lambda p: _share(p.cache.hit_rate_predicted)),
         row("prefix hit rate, usage", lambda p: _share(p.cache.hit_rate_usage)),
         row("prefix hit rate, server counters", lambda p: _share(p.cache.hit_rate_metrics)),
+        *([row("found in host memory", lambda p: _share(p.cache.hit_rate_host))] if any(c.hit_rate_host for c in caches) else []),
         row("KV usage p50 / max", lambda p: f"{_share(p.cache.kv_usage_p50)} / {_share(p.cache.kv_usage_max)}"),
         row("preemptions (first after)", _preemptions),
         row("waiting max / running max", lambda p: f"{_number(p.cache.waiting_max)} / {_number(p.cache.running_max)}"),

@@ -7,13 +7,24 @@ chained hash of the tokens in it) and can be hit until it is taken again.
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class Tier(Protocol):
+    """Where the names of evicted blocks go."""
+
+    def run(self, names: Sequence[int]) -> int: ...
+    def put(self, name: int) -> None: ...
+    def drop(self, name: int) -> None: ...
+    def reset(self) -> None: ...
 
 
 class BlockCache:
-    """`total` blocks; a free list in eviction order, least recently used first."""
+    """`total` blocks; a free list in eviction order, least recently used first. What is evicted goes to the `host`, if any."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, host: Tier | None = None) -> None:
         self.total = total
+        self.host = host
         self.references = [0] * total
         self._names: list[int | None] = [None] * total
         self._named: dict[int, int] = {}
@@ -55,13 +66,16 @@ class BlockCache:
 
     def take(self, count: int) -> list[int]:
         """`count` blocks from the free list, least recently used first; their names are forgotten."""
-        if count > len(self._free):
-            raise ValueError(f"{count} blocks asked, {len(self._free)} are free")
+        self.require(count)
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self._forget(block)
             self.references[block] = 1
         return taken
+
+    def require(self, count: int) -> None:
+        if count > len(self._free):
+            raise ValueError(f"{count} blocks asked, {len(self._free)} are free")
 
     def knows(self, name: int) -> bool:
         return name in self._named
@@ -85,6 +99,8 @@ class BlockCache:
                 self._free.move_to_end(older, last=False)
         self._named[name] = block
         self._names[block] = name
+        if self.host is not None:
+            self.host.drop(name)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back a request's blocks, tail first, so that the tail is evicted first.
@@ -106,12 +122,16 @@ class BlockCache:
         """Forget every name. Held blocks stay held."""
         self._named.clear()
         self._names = [None] * self.total
+        if self.host is not None:
+            self.host.reset()
 
     def _forget(self, block: int) -> None:
         name = self._names[block]
         if name is not None:
             del self._named[name]
             self._names[block] = None
+            if self.host is not None:
+                self.host.put(name)
 
 
 def chained_names(tokens: "array[int]", block_tokens: int) -> list[int]:

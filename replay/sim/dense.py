@@ -25,6 +25,7 @@ class DenseCache:
     def __init__(self, total: int, names: int) -> None:
         self.total = total
         self.free = total
+        self.host = None
         self.references = np.zeros(total, dtype=np.int32)
         self._name_of = np.full(total, _NONE, dtype=np.int64)
         self._block_of = np.full(names, _NONE, dtype=np.int32)

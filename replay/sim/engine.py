@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from replay.sim.cache import BlockCache, chained_names
 from replay.sim.dense import DenseCache
+from replay.sim.eviction import new_cache
 from replay.sim.presets import Preset
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -82,15 +83,19 @@ class Engine:
     def __init__(self, preset: Preset, cache: DenseCache | None = None) -> None:
         self.preset = preset
         self.costs = preset.costs
-        self.cache: BlockCache | DenseCache = BlockCache(preset.kv_blocks) if cache is None else cache
+        self.cache: BlockCache | DenseCache = new_cache(preset) if cache is None else cache
         self.max_model_len = min(preset.model.max_model_len, preset.kv_blocks * preset.block_tokens)
+        if not preset.chunked_prefill:
+            self.max_model_len = min(self.max_model_len, preset.max_num_batched_tokens)
         self.now_s = 0.0
         self.steps = 0
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefix_cache_queries = 0  # tokens, at first scheduling only, as vLLM counts
-        self.prefix_cache_hits = 0
+        self.prefix_cache_hits = 0  # on the GPU
+        self.host_hits = 0  # tokens, in host memory beyond them; counted like them
         self.preemptions = 0
+        self._load_s = 0.0  # what the next step waits for blocks from host memory
 
     @property
     def idle(self) -> bool:
@@ -147,7 +152,8 @@ class Engine:
         start_s = self.next_step_s
         work, preempted, budget = self._continue_running()
         admitted = self._admit(work, budget, start_s)
-        self.now_s = start_s + self._step_s(work)
+        self.now_s = start_s + self._step_s(work) + self._load_s
+        self._load_s = 0.0
         tokens, finished = self._advance(work)
         return Step(
             start_s=start_s,
@@ -194,8 +200,12 @@ class Engine:
             hits = self.hits(request)
             if not self.has_room_for(request, hits):
                 break
+            host = self._host_run(request, len(hits))
+            left = request.known - (len(hits) + host) * self.preset.block_tokens
+            if left > budget and not self.preset.chunked_prefill:
+                break
             waiting.popleft()
-            self._start(request, hits, start_s)
+            self._start(request, hits, host, start_s)
             count = min(request.known - request.computed, budget)
             self._grow(request, count)
             work.append((request, count))
@@ -210,17 +220,39 @@ class Engine:
     def has_room_for(self, request: Request, hits: Sequence[int]) -> bool:
         return self.cache.can_hold(hits, self._blocks_for(request.known) - len(hits))
 
-    def _start(self, request: Request, hits: MutableSequence[int], start_s: float) -> None:
+    def _host_run(self, request: Request, hits: int) -> int:
+        """Blocks that go on from the hits and are in host memory."""
+        if self.cache.host is None:
+            return 0
+        return self.cache.host.run(request.names[hits : (request.known - 1) // self.preset.block_tokens])
+
+    def _start(self, request: Request, hits: MutableSequence[int], host: int, start_s: float) -> None:
         self.cache.hold(hits)
         request.blocks = hits
         request.named = len(hits)
-        request.computed = len(hits) * self.preset.block_tokens
+        gpu_tokens = len(hits) * self.preset.block_tokens
+        if host:
+            self._load(request, host)
+        request.computed = request.named * self.preset.block_tokens
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
             request.scheduled_s = start_s
             self.prefix_cache_queries += len(request.prompt)
-            self.prefix_cache_hits += request.computed
+            self.prefix_cache_hits += gpu_tokens
+            self.host_hits += request.computed - gpu_tokens
         self.running.append(request)
+
+    def _load(self, request: Request, count: int) -> None:
+        """Copy blocks from host memory. The step waits for them; writing them there is taken to cost nothing."""
+        assert self.cache.host is not None
+        names = request.names[request.named : request.named + count]
+        for name in names:  # before others are evicted to where they are
+            self.cache.host.drop(name)
+        loaded = self.cache.take(count)
+        self.cache.give_names(loaded, names)
+        request.blocks.extend(loaded)
+        request.named += count
+        self._load_s += count * self.preset.load_block_s
 
     def _grow(self, request: Request, count: int) -> bool:
         """Take the blocks that `count` more tokens need; full blocks can be hit from now on, as in vLLM."""

@@ -114,6 +114,7 @@ class Metrics(Collector):
         counters = {
             "vllm:prefix_cache_queries": ("Prompt tokens looked up.", engine.prefix_cache_queries),
             "vllm:prefix_cache_hits": ("Prompt tokens found.", engine.prefix_cache_hits),
+            **({} if engine.cache.host is None else {"vllm:external_prefix_cache_hits": ("In host memory.", engine.host_hits)}),
             "vllm:num_preemptions": ("Requests put back for want of blocks.", engine.preemptions),
             "vllm:prompt_tokens": ("Prompt tokens of requests that got a first token.", self.prompt_tokens),
             "vllm:generation_tokens": ("Tokens answered.", self.generation_tokens),

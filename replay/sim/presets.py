@@ -6,8 +6,11 @@ attention. See Williams et al., "Roofline" (CACM 2009); Pope et al., "Efficientl
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tracer.errors import TraceError
+
+Eviction = Literal["lru", "fifo", "priority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,12 @@ class Preset:
     gpus: int = 1  # of one replica
     request_overhead_s: float = 0.0  # before the scheduler sees a request: HTTP, tokenizing
     given_costs: StepCosts | None = None  # instead of those of model, GPU and efficiencies
+    chunked_prefill: bool = True  # False: a prompt is computed in one step, as vLLM does without enable_chunked_prefill
+    eviction: Eviction = "lru"  # see eviction.py
+    protected_tokens: int = 0  # priority: of the beginning of every request
+    offload_tokens: int = 0  # host memory for evicted blocks, of one replica
+    # PCIe 4.0 x16: 16 GT/s * 16 lanes * 128/130 / 8 = 31.5 GB/s (PCI-SIG); 80 % of it, as large copies reach.
+    offload_bytes_per_s: float = 25e9  # host to one GPU
 
     @property
     def kv_blocks(self) -> int:
@@ -84,6 +93,15 @@ class Preset:
             return self.kv_tokens // self.block_tokens
         left = self.gpu.memory_bytes * self.memory_utilization - self.model.weight_bytes
         return int(left // (self.model.kv_bytes_per_token * self.block_tokens))
+
+    @property
+    def offload_blocks(self) -> int:
+        return self.offload_tokens // self.block_tokens
+
+    @property
+    def load_block_s(self) -> float:
+        """From host memory; every GPU of a replica loads its own part."""
+        return self.block_tokens * self.model.kv_bytes_per_token / (self.offload_bytes_per_s * self.gpus)
 
     def step_s(self, tokens: int, context_tokens: int, attended_tokens: int) -> float:
         """Seconds of one step.
@@ -175,6 +193,9 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+EVICTIONS: tuple[Eviction, ...] = ("lru", "fifo", "priority")
+
+
 def preset_named(name: str) -> Preset:
     if name not in PRESETS:
         raise TraceError("no such preset", seen=repr(name), wanted=" | ".join(PRESETS))
@@ -182,7 +203,12 @@ def preset_named(name: str) -> Preset:
 
 
 def changed(preset: Preset, **wishes: object) -> Preset:
-    """The preset with other limits, those that are not None. Raises TraceError for one that cannot run."""
+    """The preset with other limits, those that are not None. Raises TraceError for one that cannot run.
+
+    Without chunked prefill and told no budget, a step takes the longest prompt, as in vLLM's `SchedulerConfig`.
+    """
+    if wishes.get("chunked_prefill") is False and wishes.get("max_num_batched_tokens") is None:
+        wishes["max_num_batched_tokens"] = max(preset.max_num_batched_tokens, preset.model.max_model_len)
     preset = replace(preset, **{key: value for key, value in wishes.items() if value is not None})  # type: ignore[arg-type]
     at_least_one = {
         "block_tokens": preset.block_tokens,
@@ -192,7 +218,28 @@ def changed(preset: Preset, **wishes: object) -> Preset:
     for key, value in at_least_one.items():
         _require_one(key, value)
     _require_one("KV blocks (kv_tokens / block size)", preset.kv_blocks)
+    _check_variant(preset)
     return preset
+
+
+def _check_variant(preset: Preset) -> None:
+    wrong = "the simulated server cannot run so"
+    if preset.eviction not in EVICTIONS:
+        raise TraceError(wrong, seen=f"eviction = {preset.eviction}", wanted=" | ".join(EVICTIONS))
+    if (preset.eviction == "priority") != (preset.protected_tokens > 0):
+        raise TraceError(
+            wrong,
+            seen=f"eviction = {preset.eviction} with protected_tokens = {preset.protected_tokens}",
+            wanted="priority with the tokens at the beginning of each request that outlive others, or neither",
+        )
+    if preset.offload_tokens < 0 or preset.offload_bytes_per_s <= 0:
+        raise TraceError(wrong, seen="host memory or its bandwidth below 0", wanted="more than 0")
+    if preset.offload_tokens and not preset.model.kv_bytes_per_token:
+        raise TraceError(
+            "bytes of KV are not known of this engine, so no transfer can be timed",
+            seen=f"{preset.model.name} with offload_tokens = {preset.offload_tokens}",
+            wanted="a preset or GPU:MODEL",
+        )
 
 
 def _require_one(key: str, value: int) -> None:

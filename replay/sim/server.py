@@ -6,8 +6,9 @@ import logging
 import signal
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,6 +47,7 @@ class ServerConfig:
     kv_tokens: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Preset
 
     def effective_preset(self) -> Preset:
         """The preset with this config's changes. Raises TraceError for one that cannot run."""
@@ -54,6 +56,7 @@ class ServerConfig:
             kv_tokens=self.kv_tokens,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            **self.settings,
         )
         if self.answer_tokens < 1:
             raise TraceError(

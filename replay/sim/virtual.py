@@ -21,6 +21,7 @@ from replay.plan.plan import Plan
 from replay.sim.coasting import coast
 from replay.sim.dense import DenseCache
 from replay.sim.engine import Engine, Request
+from replay.sim.eviction import is_plain
 from replay.sim.presets import Preset
 
 type Router = Literal["prefix", "sticky", "rr"]
@@ -85,9 +86,11 @@ class _Fleet:
         self.stepwise = stepwise or engines is not None
         self.names = _Names(plan, preset.block_tokens)
         if engines is None:
-            caches = [None if stepwise else DenseCache(preset.kv_blocks, self.names.total) for _ in range(replicas)]
+            is_dense = is_plain(preset) and not stepwise
+            caches = [DenseCache(preset.kv_blocks, self.names.total) if is_dense else None for _ in range(replicas)]
             engines = [Engine(preset, cache) for cache in caches]
         self.engines = engines
+        self.has_host = preset.offload_blocks > 0
         self.ends_s = [array("d") for _ in engines]  # of every step of every engine
         self.shortest_step_s = preset.step_s(1, 1, 1)
         self.choose = ROUTERS[router]
@@ -162,7 +165,8 @@ class _Fleet:
             self._then(row, planned_ns)
             yield self._outcome(row, planned_ns, http_status=400, error_kind="http_status", error_text=refusal, end_ns=planned_ns)
             return
-        read = cast("Sequence[int]", names)  # by place and by slice only
+        # An array is read by place and by slice only; a dict of names wants plain numbers.
+        read = cast("Sequence[int]", names if isinstance(self.engines[0].cache, DenseCache) else names.tolist())
         request = Request(
             prompt=range(input_tokens), answer=range(output_tokens), arrival_s=(planned_ns + self.before_ns) / NS, names=read
         )
@@ -232,6 +236,7 @@ class _Fleet:
             kv_usage=sum(engine.kv_usage for engine in engines) / len(engines),
             prefix_queries_tokens=float(sum(engine.prefix_cache_queries for engine in engines)),
             prefix_hits_tokens=float(sum(engine.prefix_cache_hits for engine in engines)),
+            host_hits_tokens=float(sum(engine.host_hits for engine in engines)) if self.has_host else None,
             preemptions=float(sum(engine.preemptions for engine in engines)),
             prompt_tokens=float(sum(engine.prefix_cache_queries for engine in engines)),
             generation_tokens=float(self.generated),

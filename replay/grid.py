@@ -1,0 +1,97 @@
+"""`chatreel predict --grid`: every pair of KV size and number of replicas, a run folder each, and all of them side by side."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from replay.errors import PlanError
+from replay.foretelling import PredictConfig, preset_of, run_predict
+from replay.judge.summary import Point, Slo
+from replay.report.reading import judge_run
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of a grid. Rates count requests per second in the steady window, over all replicas."""
+
+    scale: float
+    kv_tokens: int  # of each replica
+    replicas: int
+    gpus: int
+    requests_per_s: float
+    goodput_per_s: float | None  # null without an SLO, as the next one
+    attainment: float | None
+    hit_rate: float | None
+    ttft_p99_ms: float | None
+    tpot_p50_ms: float | None
+    preemptions: int | None
+    run: str  # folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """The cheapest cell of a scale that meets the SLO: fewest GPUs, then least KV. None: none in the grid does."""
+
+    scale: float
+    cell: Cell | None
+
+
+def run_grid(
+    config: PredictConfig,
+    kv_tokens: Sequence[int | None],
+    replicas: Sequence[int],
+    slos: Sequence[Slo],
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Cell]:
+    """Writes RUN/kv-<tokens>-replicas-<count>/ for each pair and RUN/grid.json. None: as much KV as the engine has."""
+    if (config.run_dir / "grid.json").exists():
+        raise PlanError("there is a grid here already", path=str(config.run_dir), next_step="Choose another --out")
+    pairs = list(product(kv_tokens, replicas))
+    configs = [replace(config, kv_tokens=kv, replicas=count) for kv, count in pairs]
+    presets = [preset_of(one) for one in configs]  # what cannot run is said before anything does
+    cells: list[Cell] = []
+    for one, preset in zip(configs, presets, strict=True):
+        size = preset.kv_blocks * preset.block_tokens
+        name = f"kv-{size}-replicas-{one.replicas}"
+        say(f"{name} of {len(configs)}")
+        summary = judge_run(run_predict(replace(one, run_dir=config.run_dir / name)), slos)
+        cells += [_cell(point, size, one.replicas, one.replicas * preset.gpus, name) for point in summary.points]
+    write_cells(config.run_dir / "grid.json", cells)
+    return cells
+
+
+def _cell(point: Point, kv_tokens: int, replicas: int, gpus: int, run: str) -> Cell:
+    ttft, tpot = point.latency.ttft_schedule_ms, point.latency.tpot_ms
+    return Cell(
+        scale=point.scale,
+        kv_tokens=kv_tokens,
+        replicas=replicas,
+        gpus=gpus,
+        requests_per_s=point.requests_per_s,
+        goodput_per_s=point.goodput_per_s,
+        attainment=point.attainment,
+        hit_rate=point.cache.hit_rate_usage,
+        ttft_p99_ms=ttft.p99 if ttft else None,
+        tpot_p50_ms=tpot.p50 if tpot else None,
+        preemptions=point.cache.preemptions,
+        run=run,
+    )
+
+
+def needed(cells: Iterable[Cell], attain: float) -> list[Needed]:
+    """GPUs needed at each scale: the fewest of which at least `attain` of the requests meet every SLO."""
+    by_scale: dict[float, list[Cell]] = {}
+    for cell in cells:
+        by_scale.setdefault(cell.scale, [])
+        if cell.attainment is not None and cell.attainment >= attain:
+            by_scale[cell.scale].append(cell)
+    return [
+        Needed(scale=scale, cell=min(able, key=lambda one: (one.gpus, one.kv_tokens), default=None))
+        for scale, able in sorted(by_scale.items())
+    ]
+
+
+def write_cells(path: Path, cells: Sequence[Cell]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode({"schema_version": 1, "simulated": True, "cells": cells})) + b"\n")

@@ -1,0 +1,116 @@
+"""A grid as a table, words and one chart: what more GPUs and more KV memory give. Pure but for `write_grid`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import altair as alt
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from replay.grid import Cell, Needed
+from tracer.report.page import Charts, chart_boxes, escaped, render, write_chart_images
+
+WIDTH, HEIGHT = 300, 220
+_HEAD = (
+    "scale", "GPUs", "replicas", "KV tokens each", "answered/s", "goodput/s", "SLO met", "hit rate",
+    "TTFT p99, ms", "TPOT p50, ms", "preemptions",
+)  # fmt: skip
+
+
+def rows(cells: Sequence[Cell]) -> list[list[str]]:
+    ordered = sorted(cells, key=lambda one: (one.scale, one.gpus, one.kv_tokens))
+    return [
+        [
+            f"{one.scale:g}x",
+            str(one.gpus),
+            str(one.replicas),
+            f"{one.kv_tokens:,}",
+            _number(one.requests_per_s, ".2f"),
+            _number(one.goodput_per_s, ".2f"),
+            _number(one.attainment, ".1%"),
+            _number(one.hit_rate, ".1%"),
+            _number(one.ttft_p99_ms, ",.0f"),
+            _number(one.tpot_p50_ms, ".1f"),
+            _number(one.preemptions, ",d"),
+        ]
+        for one in ordered
+    ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def words(found: Sequence[Needed], attain: float) -> list[str]:
+    lines = []
+    for one in found:
+        if one.cell is None:
+            lines.append(f"{one.scale:g}x: nothing in this grid meets the SLO for {attain:.4g} of the requests.")
+            continue
+        count = f"{one.cell.gpus} GPU{'s' if one.cell.gpus > 1 else ''}"
+        lines.append(f"{one.scale:g}x needs {count}, with {one.cell.kv_tokens:,} tokens of KV each replica.")
+    return lines
+
+
+def charts(cells: Sequence[Cell]) -> Charts:
+    """One panel per scale: the rate that meets the SLO (without one: answered) against GPUs, or KV where GPUs are the same."""
+    has_slo = any(one.goodput_per_s is not None for one in cells)
+    unit = "requests/s within the SLO" if has_slo else "requests/s answered"
+    values = [
+        {
+            "scale": f"{one.scale:g}x",
+            "GPUs": one.gpus,
+            "KV tokens": one.kv_tokens,
+            "rate": one.goodput_per_s if has_slo else one.requests_per_s,
+            "met": one.attainment,
+        }
+        for one in cells
+    ]
+    several = len({one.gpus for one in cells}) > 1
+    across, colour = ("GPUs", "KV tokens") if several else ("KV tokens", "GPUs")
+    base = alt.Chart(width=WIDTH, height=HEIGHT).mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45, filled=True))
+    drawn = base.encode(
+        x=alt.X(f"{across}:Q", axis=alt.Axis(format="~s", values=sorted({int(one[across] or 0) for one in values}))),
+        y=alt.Y("rate:Q", title=unit, scale=alt.Scale(zero=True)),
+        color=alt.Color(f"{colour}:O", title=colour + (" each replica" if several else "")),
+        tooltip=[alt.Tooltip(f"{name}") for name in ("scale:N", "GPUs:Q", "KV tokens:Q", "rate:Q", "met:Q")],
+    )
+    order = [f"{scale:g}x" for scale in sorted({one.scale for one in cells})]
+    panels = alt.layer(drawn, data=alt.InlineData(values=values)).facet(
+        facet=alt.Facet("scale:N", title=None, sort=order), columns=3
+    )
+    return {"frontier": ("What more GPUs and KV memory give" if several else "What more KV memory gives", panels)}
+
+
+def page(cells: Sequence[Cell], lines: Sequence[str], origin: str) -> str:
+    drawn = charts(cells)
+    head = "".join(f"<th>{escaped(name)}</th>" for name in _HEAD)
+    body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows(cells))
+    said = f'<ul class="lead">{"".join(f"<li>{escaped(line)}</li>" for line in lines)}</ul>' if lines else ""
+    return render(
+        "grid",
+        f"""<h1>Grid of predictions</h1><p class="soft origin">{escaped(origin)}</p>{said}
+{chart_boxes("Frontier", "", "wide", drawn)}
+<h2>Figures</h2><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
+<p class="soft">Simulated in virtual time: no server was asked. Each row has a whole report in its own folder.</p>""",
+        drawn,
+    )
+
+
+def print_grid(cells: Sequence[Cell], lines: Sequence[str], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    cells_of = rows(cells)
+    for name, column in zip(_HEAD, zip(*cells_of, strict=True), strict=True):
+        table.add_column(name, justify="right", min_width=max(map(len, column)))  # heads may wrap, numbers not
+    for row in cells_of:
+        table.add_row(*row)
+    console.print(table)
+    for line in lines:
+        console.print(f"[bold]{escape(line)}[/bold]", highlight=False)
+
+
+def write_grid(folder: Path, cells: Sequence[Cell], lines: Sequence[str], origin: str) -> None:
+    """grid.html, frontier.svg."""
+    (folder / "grid.html").write_text(page(cells, lines, origin), encoding="utf-8")
+    write_chart_images(charts(cells), folder)
