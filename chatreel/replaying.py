@@ -12,7 +12,6 @@ from replay.foretelling import PredictConfig, run_predict
 from replay.grid import needed, run_grid
 from replay.judge.summary import Slo
 from replay.judge.verdict import EXIT_SLO_MISSED, exit_code
-from replay.report.frontier import print_grid, words, write_grid
 from replay.report.json import write_json
 from replay.report.reading import judge_run
 from replay.report.text import print_summary
@@ -65,6 +64,8 @@ def grid_and_report(
     err: Console,
 ) -> int:
     """0, or 4 if an SLO was asked for and a scale has no cell that meets it."""
+    from replay.report.frontier import print_grid, words, write_grid  # its charts take long to load, see below
+
     err.print(f"seed {config.seed}", highlight=False)
     cells = run_grid(config, kv_tokens, replicas, slos, lambda line: err.print(line, highlight=False))
     found = needed(cells, attain) if slos else []
