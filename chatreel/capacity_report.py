@@ -47,7 +47,7 @@ def find_and_report(config: CapacityConfig, out: Console, err: Console) -> int:
         out.print(line, highlight=False, markup=False)
     if found.tried:
         out.print()
-        out.print(_table(found))
+        out.print(table(found))
     err.print(f"\nreport: {run_dir / 'report.html'}   figures: {run_dir / 'capacity.json'}", highlight=False, soft_wrap=True)
     return exit_code(found)
 
@@ -100,13 +100,13 @@ def _answer(found: Capacity, config: CapacityConfig) -> str:
     return f"Capacity is not sure{below}: too few requests to say that a load meets the limits{about}."
 
 
-def _table(found: Capacity) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+def table(found: Capacity) -> Table:
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     titles = ("load", "runs", "sent", "met all (99 % interval)", "verdict", "TTFT p99", "TPOT p99", "Little")
     for title in titles:
-        table.add_column(title, justify="left" if title == "load" else "right", no_wrap=True)
+        shown.add_column(title, justify="left" if title == "load" else "right", no_wrap=True)
     for one in found.tried:
-        table.add_row(
+        shown.add_row(
             _label(found, one.load),
             str(one.runs),
             str(one.requests),
@@ -116,7 +116,7 @@ def _table(found: Capacity) -> Table:
             _ms(one.tpot_p99_ms),
             _little(one),
         )
-    return table
+    return shown
 
 
 def _label(found: Capacity, load: float) -> str:
