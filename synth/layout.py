@@ -41,9 +41,10 @@ class Prompt(NamedTuple):
 class Marks:
     """(start, kind) by block. The older ones lie in arrays sorted by block, since a million prompts have some millions."""
 
-    _blocks: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    _packed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # 2 * start + kind
-    _recent: dict[int, list[int]] = field(default_factory=dict)
+    _recent: dict[int, list[int]] = field(default_factory=dict)  # 2 * start + kind
+    _count: int = 0
+    _blocks: NDArray[np.int32] = field(default_factory=lambda: np.empty(RECENT, dtype=np.int32))
+    _packed: NDArray[np.uint32] = field(default_factory=lambda: np.empty(RECENT, dtype=np.uint32))
 
     def add(self, block: int, start: int, kind: int) -> None:
         """Only while the block is new: all marks of a block are added one after the other."""
@@ -51,22 +52,32 @@ class Marks:
             self._sort_in()
         self._recent.setdefault(block, []).append(2 * start + kind)
 
-    def of(self, blocks: Ids) -> list[tuple[int, int]]:
+    def of(self, blocks: list[int]) -> list[tuple[int, int]]:
         """Marks of these blocks, all of which have some, in the blocks' order."""
         found: list[int] = []
-        first, last = (np.searchsorted(self._blocks, blocks, side=side).tolist() for side in ("left", "right"))
-        for block, begin, end in zip(blocks.tolist(), first, last, strict=True):
-            found += self._packed[begin:end].tolist() if begin < end else self._recent[block]
+        for block in blocks:
+            found += self._recent.get(block) or self._older(block)
         return [(packed >> 1, packed & 1) for packed in found]
 
+    def _older(self, block: int) -> list[int]:
+        blocks = self._blocks[: self._count]
+        wanted = np.int32(block)  # of the array's own type: no copy
+        return list(map(int, self._packed[blocks.searchsorted(wanted) : blocks.searchsorted(wanted, "right")]))
+
     def _sort_in(self) -> None:
-        blocks = [block for block, marks in self._recent.items() for _ in marks]
-        packed = [mark for marks in self._recent.values() for mark in marks]
-        all_blocks = np.concatenate([self._blocks, np.array(blocks, dtype=np.int64)])
-        order = np.argsort(all_blocks, kind="stable")
-        self._blocks = all_blocks[order]
-        self._packed = np.concatenate([self._packed, np.array(packed, dtype=np.int64)])[order]
+        items = sorted(self._recent.items())
+        blocks = np.array([block for block, marks in items for _ in marks], dtype=np.int32)
+        packed = np.array([mark for _, marks in items for mark in marks], dtype=np.uint32)
         self._recent.clear()
+        before, after = self._count, self._count + len(blocks)
+        if after > len(self._blocks):
+            self._blocks = np.concatenate([self._blocks, np.empty(after, dtype=np.int32)])
+            self._packed = np.concatenate([self._packed, np.empty(after, dtype=np.uint32)])
+        self._blocks[before:after], self._packed[before:after] = blocks, packed
+        self._count = after
+        if before and blocks[0] < self._blocks[before - 1]:  # ids count up in a trace as recorded, not in a part of one
+            order = np.argsort(self._blocks[:after], kind="stable")
+            self._blocks[:after], self._packed[:after] = self._blocks[order], self._packed[order]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +102,7 @@ class OpenSessions:
 
 @dataclass(slots=True)
 class Layout:
-    """Blocks seen so far, and the marks inside them: a byte a block, 16 a mark. Requests come in order of arrival."""
+    """Blocks seen so far, and the marks inside them: a byte a block, 8 a mark. Requests come in order of arrival."""
 
     frame: Frame
     block_tokens: int
@@ -104,11 +115,12 @@ class Layout:
         self._make_room(int(path.max(initial=0)))
         frame = self.frame
         end = input_tokens - frame.close
-        inherited = self._inherited(input_blocks)
+        flags = self._flags[input_blocks].tobytes()
+        inherited = _leading(flags)
         segments: list[Segment] = []
         at, role = frame.head, "user"
         is_known = False
-        for start, kind in self._marks_of(input_blocks[:inherited]):
+        for start, kind in self._marks.of(_marked(input_blocks, flags, inherited)):
             if start == end and kind == CLOSE:
                 is_known = True  # this very prompt was there before
             if start >= end:
@@ -146,14 +158,6 @@ class Layout:
             more[: len(self._flags)] = self._flags
             self._flags = more
 
-    def _inherited(self, blocks: Ids) -> int:
-        """Leading blocks that were there before."""
-        is_seen = self._flags[blocks] & SEEN
-        return len(blocks) if is_seen.all() else int(np.argmin(is_seen))
-
-    def _marks_of(self, blocks: Ids) -> list[tuple[int, int]]:
-        return self._marks.of(blocks[(self._flags[blocks] & MARKED) > 0])
-
     def _mark(self, path: Ids, start: int, kind: int) -> bool:
         """Whether the block in which it starts is this request's own to mark."""
         place = start // self.block_tokens
@@ -163,3 +167,18 @@ class Layout:
         self._marks.add(block, start, kind)
         self._flags[block] |= MARKED
         return True
+
+
+def _leading(flags: bytes) -> int:
+    """Blocks at the front that were there before."""
+    found = flags.find(b"\0")
+    return len(flags) if found < 0 else found
+
+
+def _marked(blocks: Ids, flags: bytes, end: int) -> list[int]:
+    places = []
+    at = flags.find(SEEN | MARKED, 0, end)
+    while at >= 0:
+        places.append(at)
+        at = flags.find(SEEN | MARKED, at + 1, end)
+    return blocks[places].tolist() if places else []

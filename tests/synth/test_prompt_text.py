@@ -256,12 +256,12 @@ def test_marks_come_back_by_block_however_old_they_are(monkeypatch: pytest.Monke
     marks, plain = Marks(), dict[int, list[tuple[int, int]]]()
     rng = np.random.default_rng(0)
     for block in rng.permutation(50).tolist():
-        for start in sorted(rng.integers(0, 1 << 40, rng.integers(1, 4)).tolist()):
+        for start in sorted(rng.integers(0, 1 << 31, rng.integers(1, 4)).tolist()):
             marks.add(block, start, start % 2)
             plain.setdefault(block, []).append((start, start % 2))
-        asked = rng.permutation(list(plain))[:7]
+        asked = rng.permutation(list(plain))[:7].tolist()
 
-        assert marks.of(asked) == [mark for one in asked.tolist() for mark in plain[one]]
+        assert marks.of(asked) == [mark for one in asked for mark in plain[one]]
 
 
 def test_a_session_is_forgotten_with_its_last_turn() -> None:
