@@ -4,9 +4,10 @@ Most steps of an engine only give every running request its next token. Nothing 
 sum and their blocks can be taken together.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from replay.sim.engine import Engine, Request
 
@@ -18,10 +19,13 @@ class Stretch:
     ends_s: list[float]
     tokens: int
     finished: list[Request]
+    seen: list[tuple[int, int]]  # for each time to look at before the last step's start: steps done, blocks free
 
 
-def coast(engine: Engine, until_s: float) -> Stretch | None:
+def coast(engine: Engine, until_s: float, look_s: float = inf, every_s: float = inf) -> Stretch | None:
     """Run the steps that start before `until_s` and only give each running request a token; None: the next step is not such.
+
+    From `look_s` on, `every_s`, the state is looked at.
 
     A step is left to `Engine.step` if it admits, preempts or computes a prompt, or if it names a block that is cached
     already or that the head of the queue waits for.
@@ -45,7 +49,10 @@ def coast(engine: Engine, until_s: float) -> Stretch | None:
     most = _steps_that_fit(engine, most)
     ends_s = _ends_s(engine, most, until_s)
     steps = _steps_before_a_clash(engine, len(ends_s), wanted)
-    return _run(engine, ends_s[:steps]) if steps else None
+    if not steps:
+        return None
+    ends_s = ends_s[:steps]
+    return _run(engine, ends_s, _seen(engine, ends_s, look_s, every_s))
 
 
 def _steps_that_fit(engine: Engine, most: int) -> int:
@@ -53,11 +60,22 @@ def _steps_that_fit(engine: Engine, most: int) -> int:
     size, free = engine.preset.block_tokens, engine.cache.free
     if len(engine.running) * (most // size + 1) <= free:
         return most
+    return bisect_right(range(1, most + 1), free, key=lambda steps: _blocks_taken(engine, steps))
 
-    def needed(steps: int) -> int:
-        return sum(-(-(one.computed + steps) // size) - len(one.blocks) for one in engine.running)
 
-    return bisect_right(range(1, most + 1), free, key=needed)
+def _blocks_taken(engine: Engine, steps: int) -> int:
+    size = engine.preset.block_tokens
+    return sum(-(-(one.computed + steps) // size) - len(one.blocks) for one in engine.running)
+
+
+def _seen(engine: Engine, ends_s: Sequence[float], look_s: float, every_s: float) -> list[tuple[int, int]]:
+    """A look sees all steps that start before it; one behind the start of the last step is left to whoever called."""
+    seen = []
+    while len(ends_s) > 1 and look_s <= ends_s[-2]:
+        steps = bisect_left(ends_s, look_s) + 1
+        seen.append((steps, engine.cache.free - _blocks_taken(engine, steps)))
+        look_s += every_s
+    return seen
 
 
 def _ends_s(engine: Engine, most: int, until_s: float) -> list[float]:
@@ -79,6 +97,7 @@ def _steps_before_a_clash(engine: Engine, steps: int, wanted: int | None) -> int
     given = [
         (step, int(name))
         for one in engine.running
+        if one.computed % size + steps >= size  # fills a block
         for step, name in zip(range(size - one.computed % size, steps + 1, size), one.names[one.named :], strict=False)
     ]
     for step, name in sorted(given):
@@ -88,7 +107,7 @@ def _steps_before_a_clash(engine: Engine, steps: int, wanted: int | None) -> int
     return steps
 
 
-def _run(engine: Engine, ends_s: Sequence[float]) -> Stretch:
+def _run(engine: Engine, ends_s: Sequence[float], seen: list[tuple[int, int]]) -> Stretch:
     size, steps = engine.preset.block_tokens, len(ends_s)
     missing = [-(-(one.computed + steps) // size) - len(one.blocks) for one in engine.running]
     taken = engine.cache.take(sum(missing))
@@ -114,4 +133,4 @@ def _run(engine: Engine, ends_s: Sequence[float]) -> Stretch:
     engine.steps += steps
     engine.now_s = ends_s[-1]
     engine.finish(finished)
-    return Stretch(ends_s=list(ends_s), tokens=steps * len(missing), finished=finished)
+    return Stretch(ends_s=list(ends_s), tokens=steps * len(missing), finished=finished, seen=seen)

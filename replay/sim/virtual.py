@@ -10,15 +10,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from typing import Literal, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
-from replay.sim.coasting import coast
+from replay.sim.coasting import Stretch, coast
 from replay.sim.dense import DenseCache
 from replay.sim.engine import Engine, Request
 from replay.sim.eviction import is_plain
@@ -47,7 +49,7 @@ def play(
     stepwise: bool = False,
     engines: list[Engine] | None = None,
     at_once: int | None = None,
-    is_over: Callable[[], bool] = lambda: False,
+    is_over: Callable[[], bool] | None = None,
 ) -> Iterator[Outcome | Sample]:
     """Outcomes as they end and a sample of the engines' state every `sample_s` of virtual time, in order of time.
 
@@ -57,17 +59,19 @@ def play(
     Once `is_over`, nothing more arrives.
     """
     fleet = _Fleet(plan, preset, replicas, router, stepwise, engines, at_once)
-    next_sample_s = 0.0
+    fleet.sample_s = sample_s
+    # Where the caller may end the load after any sample, no run of steps goes beyond one; nor where engines meet in it.
+    fleet.goes_beyond_samples = is_over is None and replicas == 1 and engines is None
     while fleet.is_busy:
-        if is_over():
+        if is_over is not None and is_over():
             fleet.end_arrivals()
             if not fleet.is_busy:
                 break
         now_s = fleet.now_s
-        while next_sample_s <= now_s:
-            yield fleet.sample(next_sample_s)
-            next_sample_s += sample_s
-        yield from fleet.advance(next_sample_s)
+        while fleet.next_sample_s <= now_s:
+            yield fleet.sample(fleet.next_sample_s)
+            fleet.next_sample_s += sample_s
+        yield from fleet.advance(fleet.next_sample_s)
     yield fleet.sample(fleet.end_s)
 
 
@@ -107,6 +111,9 @@ class _Fleet:
         self.generated = 0
         self.arrived = 0
         self.end_s = 0.0
+        self.sample_s = inf
+        self.next_sample_s = 0.0
+        self.goes_beyond_samples = False
 
     @property
     def is_busy(self) -> bool:
@@ -120,7 +127,7 @@ class _Fleet:
             times.append(self.due[0][0] / NS)
         return min(times)
 
-    def advance(self, until_s: float = 0.0) -> Iterator[Outcome]:
+    def advance(self, until_s: float = 0.0) -> Iterator[Outcome | Sample]:
         """One arrival, one step, or a run of like steps that start before `until_s`."""
         busy = [number for number, engine in enumerate(self.engines) if not engine.idle]
         behind = min(busy, key=lambda number: self.engines[number].next_step_s) if busy else None
@@ -130,10 +137,14 @@ class _Fleet:
         elif behind is not None:
             yield from self._step(behind, until_s)
 
-    def _step(self, number: int, until_s: float) -> Iterator[Outcome]:
+    def _step(self, number: int, until_s: float) -> Iterator[Outcome | Sample]:
         engine = self.engines[number]
-        stretch = None if self.stepwise else coast(engine, self._horizon_s(number, until_s))
+        if self.goes_beyond_samples:
+            until_s = inf
+        look = (self.next_sample_s, self.sample_s) if self.goes_beyond_samples else (inf, inf)
+        stretch = None if self.stepwise else coast(engine, self._horizon_s(number, until_s), *look)
         if stretch is not None:
+            yield from self._samples_within(stretch, engine)
             ends_s, finished, tokens = stretch.ends_s, stretch.finished, stretch.tokens
         else:
             step = engine.step()
@@ -143,6 +154,22 @@ class _Fleet:
         self.end_s = max(self.end_s, engine.now_s)
         for request in finished:
             yield self._ended(self.in_flight.pop(id(request)))
+
+    def _samples_within(self, stretch: Stretch, engine: Engine) -> Iterator[Sample]:
+        """Of one engine alone: only its blocks in use and the tokens given change from step to step."""
+        if not stretch.seen:
+            return
+        width = stretch.tokens // len(stretch.ends_s)
+        now = self.sample(0.0)
+        for steps, free in stretch.seen:
+            yield msgspec.structs.replace(
+                now,
+                t_ns=round(self.next_sample_s * NS),
+                running=float(width),  # those that end in the last step are still there
+                kv_usage=1 - free / engine.cache.total,
+                generation_tokens=float(self.generated + steps * width),
+            )
+            self.next_sample_s += self.sample_s
 
     def _horizon_s(self, number: int, until_s: float) -> float:
         """Up to here nothing that happens elsewhere concerns this engine: no arrival, and no end on another engine.
