@@ -193,7 +193,7 @@ def _read_toml(path: Path) -> Table:
         raise TraceError("no such file", path=str(path), next_step=f"Presets need no file: {names}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TraceError(
-            "neither a preset, a TOML file nor a fitted model",
+            "not a TOML file",
             path=str(path),
             seen=str(error),
             next_step="A trace is given as --from TRACE; to learn a model of it, `chatreel fit TRACE -o model.json`",
