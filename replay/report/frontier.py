@@ -13,8 +13,8 @@ from tracer.report.page import Charts, chart_boxes, escaped, render, write_chart
 
 WIDTH, HEIGHT = 300, 220
 _HEAD = (
-    "scale", "GPUs", "replicas", "KV tokens each", "answered/s", "goodput/s", "SLO met", "hit rate",
-    "TTFT p99, ms", "TPOT p50, ms", "preemptions",
+    "scale", "GPUs", "replicas", "KV tokens each", "answered /s", "goodput /s", "SLO met", "hit rate",
+    "TTFT p99, ms", "TPOT p50, ms", "preemp- tions",
 )  # fmt: skip
 
 
@@ -99,11 +99,16 @@ def page(cells: Sequence[Cell], lines: Sequence[str], origin: str) -> str:
 
 
 def print_grid(cells: Sequence[Cell], lines: Sequence[str], console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    cells_of = rows(cells)
-    for name, column in zip(_HEAD, zip(*cells_of, strict=True), strict=True):
-        table.add_column(name, justify="right", min_width=max(map(len, column)))  # heads may wrap, numbers not
-    for row in cells_of:
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    # Heads may wrap, numbers not; what is nowhere known, and replicas that are the GPUs, would not fit into 80 columns.
+    shown = [
+        (name, column)
+        for name, column in zip(_HEAD, zip(*rows(cells), strict=True), strict=True)
+        if set(column) != {"-"} and (name != "replicas" or any(one.replicas != one.gpus for one in cells))
+    ]
+    for name, column in shown:
+        table.add_column(name, justify="right", min_width=max(map(len, (*column, *name.split()))))
+    for row in zip(*(column for _, column in shown), strict=True):
         table.add_row(*row)
     console.print(table)
     for line in lines:
