@@ -49,7 +49,7 @@ def write_outcomes(path: Path, outcomes: Iterator[Outcome]) -> None:
 def read_outcomes(run_dir: Path, point: int, *, with_chunks: bool = True) -> tuple[list[Outcome], int]:
     """(all shares' outcomes in the order of their end, lines that a kill has torn).
 
-    Without the lists of their chunks, nearly all of a run, a million take under 1 GB; but a share that was killed is read whole.
+    Without the lists of their chunks, nearly all of a run, a million take some 1.2 GB; but a share that was killed is read whole.
     """
     outcomes, torn = [], 0
     names = [name for name in _NAMES if with_chunks or name not in _CHUNKS]
