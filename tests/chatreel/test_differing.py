@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chatreel.cli import app
+from replay.foretelling import PredictConfig, run_predict
 
 
 def chatreel(*arguments):
@@ -17,9 +18,10 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     trace = folder / "chat.parquet"
     assert chatreel("generate", "--preset", "chat", "-n", 500, "--rate", 10, "--seed", 1, "-o", trace).exit_code == 0
-    for name, kv_tokens, scale in (("roomy", 200_000, "1"), ("tight", 8_000, "1"), ("other", 200_000, "3")):
-        command = ("predict", trace, "--engine", "h100-llama3-8b", "--scale", scale, "--kv-tokens", kv_tokens)
-        assert chatreel(*command, "-o", folder / name).exit_code == 0
+    for name, kv_tokens, scale in (("roomy", 200_000, 1.0), ("tight", 8_000, 1.0), ("other", 200_000, 3.0)):
+        run_predict(
+            PredictConfig(trace=trace, engine="h100-llama3-8b", scales=(scale,), run_dir=folder / name, kv_tokens=kv_tokens)
+        )
     return folder
 
 

@@ -67,6 +67,7 @@ def searched(folder: Path, trace: Path, changes: dict[str, Any] | None = None, *
     return run_capacity(CapacityConfig(sweep=sweep, **settings | options))
 
 
+@pytest.mark.slow
 def test_the_bracket_holds_the_capacity_of_long_runs(tmp_path: Path, trace: Path, true_share: Any) -> None:
     found = searched(tmp_path / "run", trace)
 
