@@ -249,7 +249,7 @@ def _portions(trace: Path, options: Options, tally: _Tally) -> Iterator[pa.Table
 def _usable(trace: Path, columns: list[str], limit: int | None) -> Iterator[tuple[pa.Table, int]]:
     """Rows with lengths, and how many have none, until there are enough."""
     left = limit
-    for record_batch in pq.ParquetFile(trace).iter_batches(READ_ROWS, columns=columns):
+    for record_batch in pq.ParquetFile(trace, pre_buffer=False).iter_batches(READ_ROWS, columns=columns):
         table = pa.Table.from_batches([record_batch])
         usable = (column(table, "input_tokens") > 0) & (column(table, "output_tokens") > 0)
         table = table.filter(pa.array(usable)).slice(0, left)
