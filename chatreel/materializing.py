@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from chatreel.comparing import GATE_MISSED
@@ -22,7 +21,7 @@ from synth.text import Batch, answer_text, messages, prompt_words
 from tracer.blocks import Blocks
 from tracer.errors import TraceError
 from tracer.tokens import load_tokenizer, safe_words
-from tracer.tracefile import blocks, column, read_footer
+from tracer.tracefile import blocks, column, iter_tables, read_footer
 from tracer.words import Vocabulary
 
 BATCH_TOKENS = 1_000_000
@@ -249,12 +248,11 @@ def _portions(trace: Path, options: Options, tally: _Tally) -> Iterator[pa.Table
 def _usable(trace: Path, columns: list[str], limit: int | None) -> Iterator[tuple[pa.Table, int]]:
     """Rows with lengths, and how many have none, until there are enough."""
     left = limit
-    for record_batch in pq.ParquetFile(trace, pre_buffer=False).iter_batches(READ_ROWS, columns=columns):
-        table = pa.Table.from_batches([record_batch])
+    for table in iter_tables(trace, columns, READ_ROWS):
         usable = (column(table, "input_tokens") > 0) & (column(table, "output_tokens") > 0)
-        table = table.filter(pa.array(usable)).slice(0, left)
-        yield table, int((~usable).sum())
-        left = None if left is None else left - table.num_rows
+        kept = table.filter(pa.array(usable)).slice(0, left)
+        yield kept, int((~usable).sum())
+        left = None if left is None else left - kept.num_rows
         if left == 0:
             return
 
