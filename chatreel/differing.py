@@ -97,8 +97,7 @@ def _print(pairs: list[Pair], found: list[Difference], invalid: list[str], out: 
 
 
 def _cells(one: Difference) -> list[str]:
-    is_share = not one.figure.endswith("ms") and "tokens" not in one.figure
-    if is_share:
+    if one.is_share:
         values = [f"{value:.1%}" for value in (one.before, one.after)]
         changes = [f"{100 * value:+.1f} pt" for value in (one.change, one.low, one.high)]
     else:

@@ -30,6 +30,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     point: str
     figure: str
+    is_share: bool  # of requests or tokens, 0..1
     before: float
     after: float
     change: float
@@ -171,6 +172,7 @@ def _judged(
     return Difference(
         point=point,
         figure=figure.name,
+        is_share=figure.is_share,
         before=float(before),
         after=float(after),
         change=float(change),
