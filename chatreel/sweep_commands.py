@@ -14,6 +14,23 @@ err = Console(stderr=True)
 Kind = Literal["concurrency", "rate", "scale"]
 RATE_STEPS = 8
 
+# Options of both commands.
+TARGET = Annotated[str | None, typer.Option(help="Root URL of the server, without /v1; or else:")]
+ENGINE = Annotated[str | None, typer.Option(help="A simulated engine in virtual time; see docs/presets.md.")]
+ARRIVALS = Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")]
+TURNS = Annotated[
+    Literal["open", "wait"], typer.Option(help="rate: later turns come at the rate too, or follow the answer before them.")
+]
+CACHE = Annotated[
+    Literal["cold", "primed", "carry"],
+    typer.Option(help="Each point with prompts that no cache knows; with the same once before; or all with the same."),
+]
+LIMIT = Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")]
+KV_TOKENS = Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")]
+MAX_NUM_SEQS = Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")]
+MAX_NUM_BATCHED_TOKENS = Annotated[int | None, typer.Option(help="Tokens in a step, of the engine.")]
+RESUME = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel sweep concurrency 1..256 monday.parquet --engine h100-llama3-8b")(sweep)
@@ -47,25 +64,20 @@ def sweep(
     kind: Annotated[Kind, typer.Argument(help="What grows: sessions at once, requests per second, or the trace.")],
     values: Annotated[str, typer.Argument(help="1,2,4 or 1..256 (doubled) or 2..40/8 (eight by one factor).")],
     trace: TRACE,
-    target: Annotated[str | None, typer.Option(help="Root URL of the server, without /v1; or else:")] = None,
-    engine: Annotated[str | None, typer.Option(help="A simulated engine in virtual time; see docs/presets.md.")] = None,
+    target: TARGET = None,
+    engine: ENGINE = None,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("sweep"),
     by: Annotated[Literal["users", "time"], typer.Option(help="scale: more sharing groups, or shorter gaps.")] = "users",
-    arrivals: Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")] = "poisson",
-    turns: Annotated[
-        Literal["open", "wait"], typer.Option(help="rate: later turns come at the rate too, or follow the answer before them.")
-    ] = "open",
+    arrivals: ARRIVALS = "poisson",
+    turns: TURNS = "open",
     think: Annotated[Literal["drop", "keep"], typer.Option(help="concurrency: pauses between turns.")] = "drop",
-    cache: Annotated[
-        Literal["cold", "primed", "carry"],
-        typer.Option(help="Each point with prompts that no cache knows; with the same once before; or all with the same."),
-    ] = "cold",
+    cache: CACHE = "cold",
     max_s: Annotated[float, typer.Option(help="Seconds that a point may take to get steady.")] = 120.0,
     min_requests: Annotated[int, typer.Option(help="Requests that end after the warm-up, at least.")] = 200,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step, of the engine.")] = None,
+    limit: LIMIT = None,
+    kv_tokens: KV_TOKENS = None,
+    max_num_seqs: MAX_NUM_SEQS = None,
+    max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS = None,
     prompt_mode: Annotated[
         Literal["auto", "ids", "text", "chat"], typer.Option(help="As in replay, like the next four.")
     ] = "auto",
@@ -74,7 +86,7 @@ def sweep(
     metrics_url: METRICS_URL = None,
     workers: Annotated[int, typer.Option()] = 1,
     slo: SLO = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
+    resume: RESUME = False,
     seed: SEED = 0,
 ) -> None:
     """Load that grows point by point, each until steady: where latency bends, where the wall is, and why."""
@@ -117,8 +129,8 @@ def capacity(
     trace: TRACE,
     slo: Annotated[list[str], typer.Option(help="METRIC:pNN:MS with ttft, tpot or e2e; may be repeated.", show_default=False)],
     attain: ATTAIN = 0.99,
-    target: Annotated[str | None, typer.Option(help="Root URL of the server, without /v1; or else:")] = None,
-    engine: Annotated[str | None, typer.Option(help="A simulated engine in virtual time; see docs/presets.md.")] = None,
+    target: TARGET = None,
+    engine: ENGINE = None,
     load: Annotated[
         Literal["rate", "users", "time"], typer.Option(help="Requests per second, or the trace scaled by users or time.")
     ] = "rate",
@@ -129,14 +141,9 @@ def capacity(
         typer.Option(help="Runs of a load that is not sure yet, each elsewhere in the trace.  [3 on a target, 5 on an engine]"),
     ] = None,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("capacity"),
-    arrivals: Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")] = "poisson",
-    turns: Annotated[
-        Literal["open", "wait"], typer.Option(help="rate: later turns come at the rate too, or follow the answer before them.")
-    ] = "open",
-    cache: Annotated[
-        Literal["cold", "primed", "carry"],
-        typer.Option(help="Each point with prompts that no cache knows; with the same once before; or all with the same."),
-    ] = "cold",
+    arrivals: ARRIVALS = "poisson",
+    turns: TURNS = "open",
+    cache: CACHE = "cold",
     max_s: Annotated[
         float | None, typer.Option(help="Seconds that a run may take.  [300 on a target, 3600 on an engine]")
     ] = None,
@@ -146,16 +153,16 @@ def capacity(
             "--requests", "-n", help="Of a run, after its warm-up.  [1000 on a target; on an engine once through the trace]"
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="KV cache: of the engine, or if the server does not say.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch, of the engine.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step, of the engine.")] = None,
+    limit: LIMIT = None,
+    kv_tokens: KV_TOKENS = None,
+    max_num_seqs: MAX_NUM_SEQS = None,
+    max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS = None,
     prompt_mode: Annotated[Literal["auto", "ids", "text"], typer.Option(help="As in replay, like the next four.")] = "auto",
     tokenizer: Annotated[str, typer.Option()] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option()] = None,
     metrics_url: METRICS_URL = None,
     workers: Annotated[int, typer.Option()] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
+    resume: RESUME = False,
     seed: SEED = 0,
 ) -> None:
     """The highest load that meets the SLOs, as a bracket; exit code 4 if not even the lowest one does."""
