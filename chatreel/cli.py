@@ -45,6 +45,8 @@ class PromptMode(StrEnum):
     ids = "ids"
     text = "text"
     chat = "chat"
+    responses = "responses"
+    messages = "messages"
 
 
 def main() -> None:
@@ -330,10 +332,14 @@ def replay(
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
     prompt_mode: Annotated[
-        PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly: plain, or as a chat's message.")
+        PromptMode,
+        typer.Option(help="Token ids; text that re-tokenizes exactly: plain, or a message by one of three APIs."),
     ] = PromptMode.auto,
     tokenizer: Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
+    hang_up: Annotated[bool, typer.Option(help="On the server, where and when the recorded client did.")] = True,
+    retries: Annotated[int, typer.Option(min=0, help="Times to send a request again that failed before its first token.")] = 0,
     metrics_url: METRICS_URL = None,
     kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
     slo: SLO = None,
@@ -364,6 +370,9 @@ def replay(
         prompt_mode=prompt_mode.value,
         tokenizer=tokenizer,
         api_key_env=api_key_env,
+        api_key_file=api_key_file,
+        hang_up=hang_up,
+        retries=retries,
         metrics_urls=tuple(metrics_url or ()),
         kv_tokens=kv_tokens,
         timeout_s=timeout,

@@ -17,7 +17,7 @@ from replay.judge.metrics import Facts
 from replay.judge.search import LEAST_RUNS, Bracket, Limit, Run, Tried, bracket, next_load, tried
 from replay.judge.summary import LoadBy
 from replay.judge.verdict import judge_point
-from replay.outcome import Outcome, Sample
+from replay.outcome import NO_FAULT, Outcome, Sample
 from replay.results import read_lines, read_outcomes
 from replay.run import write_json
 from replay.running import Runner, opened
@@ -144,7 +144,7 @@ def _refuse_silence(outcomes: Sequence[Outcome], config: SweepConfig, load: floa
     """A server that answers nothing has no capacity to be found by trying less."""
     if any(one.error_kind is None for one in outcomes):
         return
-    first = next((one for one in outcomes if one.error_kind != "cancelled"), None)
+    first = next((one for one in outcomes if one.error_kind not in NO_FAULT), None)
     raise PlanError(
         f"no request was answered at {load_name(config, load)}",
         seen="nothing" if first is None else f"{first.error_kind} {first.error_text or ''}".strip(),

@@ -17,8 +17,17 @@ import msgspec
 
 # Who is to blame when no token came: the target or the way to it. `None` in an outcome means that all went well.
 ErrorKind = Literal[
-    "connect", "connection_lost", "timeout", "http_status", "stream_error", "no_tokens", "bad_response", "cancelled"
+    "connect",
+    "connection_lost",
+    "timeout",
+    "http_status",
+    "stream_error",
+    "no_tokens",
+    "bad_response",
+    "client_abort",  # hung up where the recorded client did
+    "cancelled",  # the run ended first
 ]
+NO_FAULT = ("client_abort", "cancelled")  # nobody failed
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,6 +58,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     http_status: int | None = None
     error_kind: ErrorKind | None = None
     error_text: str | None = None  # server's words, cut to 300 characters
+    retried: str | None = None  # error kinds of the attempts before the last; sent_ns is of the first, the rest of the last
     answer_spliced: bool | None = None  # later turns: did the prompt carry the server's real previous answer?
 
     @property

@@ -14,7 +14,7 @@ ROWS_AT_ONCE = 16_384
 READ_ROWS = 1024  # with some hundred chunks each
 
 _TYPES = {"chunk_gaps_us": pa.list_(pa.int64()), "chunk_tokens": pa.list_(pa.int32()), "answer_spliced": pa.bool_()}
-_TEXTS = ("token_count_source", "finish_reason", "error_kind", "error_text")
+_TEXTS = ("token_count_source", "finish_reason", "error_kind", "error_text", "retried")
 _NAMES = Outcome.__struct_fields__
 _CHUNKS = ("chunk_gaps_us", "chunk_tokens")
 SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string() if name in _TEXTS else pa.int64())) for name in _NAMES])
@@ -88,6 +88,8 @@ def read_lines[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
 
 
 def _from_parquet(path: Path, names: list[str]) -> Iterator[Outcome]:
-    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(READ_ROWS, columns=names):
+    file = pq.ParquetFile(path, pre_buffer=False)
+    names = [name for name in names if name in file.schema_arrow.names]  # an older run lacks those that came later
+    for batch in file.iter_batches(READ_ROWS, columns=names):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield Outcome(**dict(zip(names, row, strict=True)))

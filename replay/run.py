@@ -49,9 +49,10 @@ class ReplayConfig:
     by: By = "users"
     limit: int | None = None
     seed: int = 0
-    prompt_mode: str = "auto"  # auto | ids | text | chat
+    prompt_mode: str = "auto"  # auto | ids | text | chat | responses | messages
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
+    api_key_file: Path | None = None
     metrics_urls: tuple[str, ...] = ()  # none: the target's own
     kv_tokens: int | None = None
     timeout_s: float = 600.0
@@ -60,6 +61,8 @@ class ReplayConfig:
     transport: TransportName = "own"
     workers: int = 1  # sending processes
     long_references: int = 4_000_000  # a point of more block references is read and predicted while it runs, not before
+    hang_up: bool = True  # where the recorded clients did
+    retries: int = 0  # of a request that failed before its first token
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 
@@ -142,7 +145,15 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                 facts = point_facts(index, scale, config.by, point_seed, scaled, None)
                 progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=None)
                 log = log_path(config.run_dir, index, 0)
-                job = Job(target=link.target, salt=salt, drain_s=config.drain_s, point=index, log=log)
+                job = Job(
+                    target=link.target,
+                    salt=salt,
+                    drain_s=config.drain_s,
+                    point=index,
+                    log=log,
+                    hang_up=config.hang_up,
+                    retries=config.retries,
+                )
                 until = reading.until if begins_at_once else None
                 async with book.point(facts, progress, None if is_long else scaled):
                     await send_point(config, link, scaled, job, stop, progress, on_progress, until)
@@ -230,12 +241,29 @@ async def send_point(
 
 
 def _headers(config: ReplayConfig) -> dict[str, str]:
+    """With the key where both kinds of API look for it."""
+    headers = {"anthropic-version": "2023-06-01"} if config.prompt_mode == "messages" else {}
+    key = _api_key(config)
+    if key is None:
+        return headers
+    return headers | {"Authorization": f"Bearer {key}"} | ({"x-api-key": key} if headers else {})
+
+
+def _api_key(config: ReplayConfig) -> str | None:
+    if config.api_key_file is not None:
+        try:
+            key = config.api_key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError("the API key cannot be read", path=str(config.api_key_file), seen=str(error)) from error
+        if len(key.split()) != 1 or not key.isascii():  # what is seen stays unsaid: it may be most of a key
+            raise PlanError("no API key", path=str(config.api_key_file), wanted="a file that holds the key and nothing else")
+        return key
     if config.api_key_env is None:
-        return {}
-    key = os.environ.get(config.api_key_env)
+        return None
+    key = os.environ.get(config.api_key_env, "")
     if not key:
         raise PlanError(f"environment variable {config.api_key_env} is not set", next_step="Export the API key in it")
-    return {"Authorization": f"Bearer {key}"}
+    return key
 
 
 def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
@@ -253,6 +281,8 @@ def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
         "seed": config.seed,
         "by": config.by,
         **plan_options(config.limit, config.dequantise, config.open_loop),
+        "hang_up": config.hang_up,
+        "retries": config.retries,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": [],
         "points": [],

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.edge.alarm import Alarm
+from replay.edge.bodies import PATHS, api_of, body_of, streamed
 from replay.edge.client import Client, Exchange
-from replay.edge.probe import Target, path_of, prompt_of
+from replay.edge.probe import Target
 from replay.outcome import Outcome
 from replay.plan.pacer import Pacer
 from replay.plan.plan import Ints, Plan
@@ -28,6 +29,8 @@ GATHER_NS = 20_000_000  # so long they are gathered before: ten small prompts at
 BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again
 BUILD_REQUESTS = 64  # some 2 ms for short prompts
 LAG_PROBE_S = 0.02
+RETRY_S = 0.5  # before the first one, doubled for each
+RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 DEAD_AFTER = 25  # so many requests in a row that did not even reach the target: it is gone
 
 type Until = Callable[[int], Awaitable[None]]
@@ -71,6 +74,8 @@ class Job:
     point: int
     log: Path
     at_once: int | None = None  # closed loop: sessions that are open at a time
+    hang_up: bool = False  # where the recorded client did
+    retries: int = 0  # of a request that failed before its first token
 
 
 @dataclass(slots=True)
@@ -83,6 +88,9 @@ class _Ready:
     body: bytes
     prompt: NDArray[np.int64] | None  # kept where a later turn carries it on
     answer_spliced: bool | None
+    sent_ns: int | None = None  # of the first attempt
+    failed: list[str] = field(default_factory=list)  # what ended each attempt before the last
+    leaves: asyncio.TimerHandle | None = None  # when its client hangs up
 
 
 class Share:
@@ -92,7 +100,8 @@ class Share:
         self.until = until
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
-        self.endpoint = client.endpoint(self.target.url + path_of(self.target.prompt_mode))
+        self.endpoint = client.endpoint(self.target.url + PATHS[self.target.prompt_mode])
+        self.api = api_of(self.target.prompt_mode)
         self.pacer = Pacer(plan, rows, job.at_once)
         self.is_continued = np.zeros(len(plan), dtype=bool)
         self.is_continued[plan.parent[plan.parent >= 0]] = True
@@ -100,6 +109,7 @@ class Share:
         self.start_ns = 0
         self.prepared = 0
         self.open: dict[int, Exchange] = {}  # by row
+        self.waiting: dict[int, Callable[[], None]] = {}  # rows between two attempts: call to give them up
         self.unreached = 0
         self.log: BinaryIO | None = None
         self._counts = Counts()
@@ -193,8 +203,10 @@ class Share:
 
     def _give_up(self) -> None:
         """Drained too long, or the second Ctrl-C."""
+        for never in list(self.waiting.values()):
+            never()
         for seen in list(self.open.values()):
-            seen.give_up("the run ended before the answer did")
+            seen.give_up("cancelled", "the run ended before the answer did")
 
     def _prepare(self, due: list[tuple[int, int]]) -> None:
         vocabulary = self.target.vocabulary
@@ -220,36 +232,64 @@ class Share:
         return spliced(tokens, self.spoken.pop(parent, None), int(self.plan.parent_tokens[row]))
 
     def _body(self, row: int, prompt: NDArray[np.int64]) -> bytes:
-        output_tokens = int(self.plan.output_tokens[row])
-        body: dict[str, Any] = {
-            "model": self.target.model,
-            "max_tokens": output_tokens,
-            "min_tokens": output_tokens,  # ignore_eos alone does not fix the length on every server
-            "ignore_eos": True,
-            "temperature": 1.0,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-        body |= prompt_of(self.target.prompt_mode, prompt, self.target.vocabulary)
-        if self.target.returns_token_ids:
-            body["return_token_ids"] = True
-        return msgspec.json.encode(body)
+        target = self.target
+        output_tokens = int((self.plan.asked_tokens if self.job.hang_up else self.plan.output_tokens)[row])
+        more = streamed(target.prompt_mode, output_tokens)
+        if target.returns_token_ids:
+            more["return_token_ids"] = True
+        return body_of(target.prompt_mode, target.model, prompt, target.vocabulary, output_tokens, **more)
 
     def _send(self, ready: _Ready) -> None:
         self.prepared -= 1
         self._counts.sent += 1
-        seen = Exchange(done=partial(self._ended, ready))
-        self.open[ready.row] = seen
+        self._attempt(ready)
+
+    def _attempt(self, ready: _Ready) -> None:
+        row = ready.row
+        seen = Exchange(api=self.api, done=partial(self._attempted, ready))
+        self.open[row] = seen
+        patience_ns = int(self.plan.abort_ns[row]) if self.job.hang_up else -1
+        if patience_ns >= 0 and ready.leaves is None:
+            ready.leaves = asyncio.get_running_loop().call_later(patience_ns / 1e9, self._hang_up, row)
         self.client.post(self.endpoint, ready.body, seen)
+
+    def _hang_up(self, row: int) -> None:
+        """As the recorded client did. One that waits for its next attempt ends with the fault of its last one."""
+        if row in self.waiting:
+            self.waiting[row]()
+        else:
+            self.open[row].give_up("client_abort", "hung up, as the recorded client did")
+
+    def _attempted(self, ready: _Ready, seen: Exchange) -> None:
+        ready.sent_ns = ready.sent_ns or seen.sent_ns
+        tried = len(ready.failed)
+        if tried >= self.job.retries or self.stop.reason is not None or not _is_worth_retrying(seen):
+            self._ended(ready, seen)
+            return
+
+        def again() -> None:
+            del self.waiting[ready.row]
+            ready.failed.append(seen.error_kind or "")
+            self._attempt(ready)
+
+        def never() -> None:
+            del self.waiting[ready.row]
+            timer.cancel()
+            self._ended(ready, seen)
+
+        timer = asyncio.get_running_loop().call_later(RETRY_S * 2**tried, again)
+        self.waiting[ready.row] = never
 
     def _ended(self, ready: _Ready, seen: Exchange) -> None:
         row, counts = ready.row, self._counts
         self.open.pop(row, None)
+        if ready.leaves is not None:
+            ready.leaves.cancel()
         outcome = _outcome(self.plan, ready, seen, self.start_ns)
         assert self.log is not None
         self.log.write(msgspec.json.encode(outcome) + b"\n")
         counts.ended += 1
-        counts.errors += seen.error_kind is not None
+        counts.errors += seen.error_kind not in (None, "client_abort")
         counts.prompt_tokens += outcome.input_tokens or 0
         counts.cached_tokens += outcome.cached_tokens or 0
         counts.late_ns_max = max(counts.late_ns_max, (outcome.sent_ns or 0) - outcome.planned_ns)
@@ -263,6 +303,8 @@ class Share:
 
     async def _hear_stop(self) -> None:
         await self.stop.event.wait()
+        for never in list(self.waiting.values()):
+            never()
         self.changed.set()
 
     async def _probe_lag(self) -> None:
@@ -286,6 +328,13 @@ async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[No
                 raise result
 
 
+def _is_worth_retrying(seen: Exchange) -> bool:
+    """What may go better a moment later and gave no token yet: the same set as OpenAI's own client."""
+    if seen.error_kind == "http_status":
+        return seen.http_status in RETRIED_STATUS
+    return seen.error_kind in ("connect", "connection_lost", "timeout") and seen.chunks == 0
+
+
 def _outcome(plan: Plan, ready: _Ready, seen: Exchange, start_ns: int) -> Outcome:
     def since(absolute_ns: int | None) -> int | None:
         return None if absolute_ns is None else absolute_ns - start_ns
@@ -302,7 +351,7 @@ def _outcome(plan: Plan, ready: _Ready, seen: Exchange, start_ns: int) -> Outcom
         planned_ns=ready.due_ns,
         recorded_ns=int(plan.planned_ns[row]),
         ready_ns=ready.ready_ns,
-        sent_ns=since(seen.sent_ns),
+        sent_ns=since(ready.sent_ns),
         first_byte_ns=since(seen.first_byte_ns),
         first_reasoning_ns=since(seen.first_reasoning_ns),
         first_answer_ns=since(seen.first_answer_ns),
@@ -321,4 +370,5 @@ def _outcome(plan: Plan, ready: _Ready, seen: Exchange, start_ns: int) -> Outcom
         error_kind=seen.error_kind,
         error_text=seen.error_text,
         answer_spliced=ready.answer_spliced,
+        retried=" ".join(ready.failed) or None,
     )

@@ -11,8 +11,8 @@ import httpx
 
 from replay.edge.transport import CONNECT_S, Headers, Origin, Transport, message_of, origin_of
 from replay.outcome import ErrorKind
+from tracer.wire import APIS, COMPLETIONS, Api
 from tracer.wire.facts import ChunkFacts, StreamFacts
-from tracer.wire.openai import parse_chunk, parse_chunks, parse_response
 from tracer.wire.sse import SseParser
 
 MAX_ERROR_CHARS = 300
@@ -39,6 +39,7 @@ class Exchange:
     error_kind: ErrorKind | None = None
     error_text: str | None = None
     chunks: int = 0
+    api: Api = APIS[COMPLETIONS]
     done: "Callable[[Exchange], None]" = lambda _: None  # called once, when all is known
     abort: Callable[[], object] = lambda: None
     _pieces: list[tuple[int, bytes]] = field(default_factory=list)  # (stamp, bytes as they came), not parsed yet
@@ -46,6 +47,8 @@ class Exchange:
 
     def on_sent(self, now_ns: int, abort: Callable[[], object]) -> None:
         self.sent_ns, self.abort = now_ns, abort
+        if self.end_ns:  # given up before there was a connection
+            asyncio.get_running_loop().call_soon(abort)
 
     def on_head(self, status: int, headers: Headers, now_ns: int) -> None:
         self.http_status, self.first_byte_ns = status, now_ns
@@ -70,9 +73,9 @@ class Exchange:
         self._pieces.clear()
         self.done(self)
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, kind: ErrorKind, why: str) -> None:
         """Nobody waits for the answer any more: hang up, as a user does who goes away."""
-        self.fail("cancelled", why)
+        self.fail(kind, why)
         self.on_end(httpx.ReadError(why), time.monotonic_ns())
         self.abort()
 
@@ -89,13 +92,13 @@ class Exchange:
             found = parser.feed_data(data)
             payloads += found
             stamps += [now_ns] * len(found)
-        for facts, now_ns in zip(parse_chunks(payloads), stamps, strict=True):
+        for facts, now_ns in zip(self.api.parse_chunks(payloads), stamps, strict=True):
             self.add(facts, now_ns)
 
     def _finish_stream(self, parser: SseParser, is_whole: bool) -> None:
         self._fold(parser)
         for event in parser.finish():
-            self.add(parse_chunk(event.data), self.end_ns)
+            self.add(self.api.parse_chunk(event.data), self.end_ns)
         if self.facts.error is not None:
             self.fail("stream_error", self.facts.error)
         elif is_whole and self.chunks == 0:
@@ -104,7 +107,7 @@ class Exchange:
             self.fail("connection_lost", "the stream ended before its finish reason")
 
     def _finish_whole(self, body: bytes) -> None:
-        facts = parse_response(body)
+        facts = self.api.parse_response(body)
         text = body[:MAX_ERROR_CHARS].decode("utf-8", "replace")
         if self.http_status is not None and self.http_status >= 400:
             self.fail("http_status", f"HTTP {self.http_status}: {facts.error or text}")
@@ -181,10 +184,10 @@ class Client:
         if self._own is not None:
             self._own.on_read = callback
 
-    async def exchange(self, endpoint: Endpoint, body: bytes) -> Exchange:
+    async def exchange(self, endpoint: Endpoint, body: bytes, api: Api = APIS[COMPLETIONS]) -> Exchange:
         """`post`, and wait for its end."""
         ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
-        self.post(endpoint, body, Exchange(done=ended.set_result))
+        self.post(endpoint, body, Exchange(api=api, done=ended.set_result))
         return await ended
 
     def reserve(self, endpoint: Endpoint, count: int) -> None:

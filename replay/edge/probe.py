@@ -8,16 +8,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from replay.edge.bodies import PATHS, api_of, body_of
 from replay.edge.client import Client
 from replay.edge.engines import ServerState
 from replay.edge.scrape import scrape
 from replay.errors import PlanError
 from tracer.tokens import safe_words
-from tracer.words import Tokens, Vocabulary, as_text
+from tracer.words import Vocabulary
 
 # Ordinary words in every large vocabulary (Llama, Qwen, Mistral, GPT); below lie bytes and control tokens.
 _FALLBACK_IDS = (1000, 32000)
 _WORDS_AT_ONCE = 100
+PROBE_TOKENS = 16  # the least that /v1/responses takes at some servers
 _METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # the second: trtllm-serve, whose first one is JSON
 
 
@@ -25,7 +27,7 @@ _METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # the second: trtllm-serve
 class Target:
     url: str
     model: str
-    prompt_mode: str  # ids | text | chat
+    prompt_mode: str  # ids | text | chat | responses | messages
     returns_token_ids: bool
     vocabulary: Vocabulary
     overhead_tokens: int  # what the server adds to a text prompt: a BOS token, the template of a chat
@@ -59,7 +61,7 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         if not accepted:
             notes.append("the target does not take token ids, so prompts are sent as text that re-tokenizes exactly")
         mode = "ids" if accepted else "text"
-    if mode in ("text", "chat"):
+    if mode != "ids":
         overhead = await _text_overhead(client, url, model, mode, vocabulary, notes)
     pages = await _metrics_pages(client, url, metrics_urls, notes)
     return Target(
@@ -185,18 +187,6 @@ async def _takes_ids(client: Client, url: str, model: str, vocabulary: Vocabular
     return accepted, accepted and bool(seen.facts.token_ids)
 
 
-def path_of(mode: str) -> str:
-    return "/v1/chat/completions" if mode == "chat" else "/v1/completions"
-
-
-def prompt_of(mode: str, tokens: Tokens, vocabulary: Vocabulary) -> dict[str, object]:
-    """The part of a request that is its prompt: `tokens` are ids, else places in the vocabulary."""
-    if mode == "ids":
-        return {"prompt": tokens.tolist()}
-    text = as_text(tokens, vocabulary)
-    return {"messages": [{"role": "user", "content": text}]} if mode == "chat" else {"prompt": text}
-
-
 async def _text_overhead(client: Client, url: str, model: str, mode: str, vocabulary: Vocabulary, notes: list[str]) -> int:
     """Tokens that the server adds to a text prompt, from two lengths. Raises PlanError if text does not come out exact."""
     if vocabulary.words is None:
@@ -204,10 +194,10 @@ async def _text_overhead(client: Client, url: str, model: str, mode: str, vocabu
     extra = []
     for length in (40, 200):
         tokens = np.arange(length) * 11 % len(vocabulary.words)
-        body = {"model": model, "max_tokens": 1} | prompt_of(mode, tokens, vocabulary)
-        seen = await client.exchange(client.endpoint(url + path_of(mode)), msgspec.json.encode(body))
+        body = body_of(mode, model, tokens, vocabulary, PROBE_TOKENS)
+        seen = await client.exchange(client.endpoint(url + PATHS[mode]), body, api_of(mode))
         if seen.error_kind not in (None, "no_tokens"):
-            raise PlanError("the target refuses a text prompt", path=url + path_of(mode), seen=seen.error_text)
+            raise PlanError("the target refuses a text prompt", path=url + PATHS[mode], seen=seen.error_text)
         count = seen.facts.usage.prompt_tokens if seen.facts.usage else None
         if count is None:
             notes.append("the target does not count prompt tokens, so exact lengths cannot be checked")

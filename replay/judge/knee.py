@@ -9,6 +9,7 @@ import msgspec
 from replay.judge.metrics import KV_FULL
 from replay.judge.notes import SMALL_SAMPLE
 from replay.judge.summary import Point
+from replay.outcome import NO_FAULT
 
 type Regime = Literal["flat", "knee", "wall", "invalid", "unknown"]
 
@@ -62,7 +63,7 @@ def is_queue_standing(point: Point) -> bool:
 
 
 def failed_share(point: Point) -> float:
-    failed = sum(count for kind, count in point.errors.items() if kind != "cancelled")
+    failed = sum(count for kind, count in point.errors.items() if kind not in NO_FAULT)
     return failed / point.sent if point.sent else 0.0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.judge.summary import Cache, Latency, Little, LoadBy, Percentiles, Slo, Steadiness
-from replay.outcome import Outcome, Sample
+from replay.outcome import NO_FAULT, Outcome, Sample
 
 WARM_UP_SHARE, WARM_UP_MAX_S = 0.1, 30.0
 SMALL_POINT = 50  # requests; below that nothing is left out, since a warm-up would be a handful of requests
@@ -200,8 +200,8 @@ def meets(one: Outcome, slos: Sequence[Slo]) -> bool:
 
 
 def is_undecided(one: Outcome, slos: Sequence[Slo]) -> bool:
-    """Cut off by the end of the run before it had broken a limit: neither met nor missed."""
-    if one.error_kind != "cancelled" or one.end_ns is None:
+    """Cut off, by the end of the run or by its client, before it had broken a limit: neither met nor missed."""
+    if one.error_kind not in NO_FAULT or one.end_ns is None:
         return False
     waited_ms = (one.end_ns - one.planned_ns) / 1e6
     waits = {"ttft": waited_ms if one.first_token_ns is None else 0.0, "e2e": waited_ms, "tpot": 0.0}
@@ -270,4 +270,5 @@ def last_value(samples: Sequence[Sample], name: str) -> float | None:
 
 
 def error_counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    return dict(Counter(one.error_kind for one in outcomes if one.error_kind is not None))
+    """Without those that were hung up on: that was the plan."""
+    return dict(Counter(one.error_kind for one in outcomes if one.error_kind not in (None, "client_abort")))

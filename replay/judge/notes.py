@@ -66,6 +66,33 @@ def client_limits(
     return notes
 
 
+def _attempts(outcomes: Sequence[Outcome]) -> list[Note]:
+    notes = []
+    left = [one for one in outcomes if one.error_kind == "client_abort"]
+    if left:
+        waiting = sum(one.first_token_ns is None for one in left)
+        notes.append(
+            Note(
+                kind="hung_up",
+                seen=f"{len(left)} requests were hung up on as recorded, {waiting} before their first token",
+                why="latency figures cover answered requests only, and those who gave up had waited longest",
+                action="--no-hang-up shows what they would have waited",
+            )
+        )
+    kinds = Counter(kind for one in outcomes for kind in (one.retried or "").split())
+    if kinds:
+        notes.append(
+            Note(
+                kind="retried",
+                seen=f"{sum(bool(one.retried) for one in outcomes)} requests were sent again after "
+                + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())),
+                why="their latencies count from the first attempt, and the server saw more requests than planned",
+                action="--retries 0 shows each failure as one",
+            )
+        )
+    return notes
+
+
 def tail(figures: Percentiles) -> float:
     """p99, or p90 below 100 values, where p99 is a single one."""
     return figures.p99 if figures.count >= SMALL_SAMPLE else figures.p90
@@ -85,7 +112,8 @@ def run_notes(facts: Facts, outcomes: Sequence[Outcome]) -> list[Note]:
                 action="look at the server's log, then replay this scale again",
             )
         )
-    failed = [one for one in outcomes if one.error_kind is not None]
+    notes += _attempts(outcomes)
+    failed = [one for one in outcomes if one.error_kind not in (None, "client_abort")]
     if failed:
         kinds = Counter(str(one.error_kind) for one in failed)
         texts = Counter(one.error_text for one in failed if one.error_text).most_common(ERROR_TEXTS)

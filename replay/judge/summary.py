@@ -115,6 +115,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     completed: int
     errors: dict[str, int]  # by error kind
+    hung_up: int = 0  # on by their clients, as recorded; none of the errors
+    retried: int = 0  # requests that were sent more than once
     not_sent: int
     duration_s: float  # first planned to last end
     window_s: tuple[float, float]  # steady window; warm-up and drain lie outside

@@ -48,6 +48,8 @@ def judge_point(
         sent=len(outcomes),
         completed=len(done),
         errors=metrics.error_counts(outcomes),
+        hung_up=sum(one.error_kind == "client_abort" for one in outcomes),
+        retried=sum(bool(one.retried) for one in outcomes),
         not_sent=facts.planned - len(outcomes),
         duration_s=until_s,
         window_s=window,

@@ -23,6 +23,8 @@ SCALARS = [
     "think_ns",
     "input_tokens",
     "output_tokens",
+    "max_tokens",
+    "client_abort_ns",
     "input_tail_id",
 ]
 BLOCKS = ["input_blocks", "output_blocks"]
@@ -60,7 +62,8 @@ def outline(
     False: else a replay would fire bursts that only the recording clock made.
     """
     notes: list[str] = []
-    usable = (column(table, "input_tokens") > 0) & (column(table, "output_tokens") > 0)
+    left = column(table, "client_abort_ns") >= 0
+    usable = (column(table, "input_tokens") > 0) & ((column(table, "output_tokens") > 0) | left)
     if dropped := int((~usable).sum()):
         notes.append(f"{dropped} of {len(usable)} rows left out: no prompt or answer length (failed requests)")
     rows = np.flatnonzero(usable)[:limit]
@@ -78,6 +81,9 @@ def outline(
     def of(name: str) -> Ints:
         return column(table, name)[rows]
 
+    output, abort = np.maximum(of("output_tokens"), 1), of("client_abort_ns")
+    if (abort >= 0).any():
+        notes.append(f"{int((abort >= 0).sum())} of {count} requests were hung up on by their clients")
     parent, session, turn = _sessions(of("session_id"))
     tail_id = of("input_tail_id")
     plan = Plan(
@@ -92,12 +98,21 @@ def outline(
         tail_id=tail_id,
         tail_tokens=np.zeros(count, dtype=np.int64),
         input_tokens=of("input_tokens"),
-        output_tokens=of("output_tokens"),
+        output_tokens=output,
+        asked_tokens=_asked_tokens(output, of("max_tokens"), abort),
+        abort_ns=abort,
         blocks=_room(count, extents[0]),
         answer_blocks=_room(count, extents[1]),
     )
     first_free = 1 + max(int(tail_id.max()), *(one.largest for one in extents))
     return Filling(plan, rows, first_free, notes)
+
+
+def _asked_tokens(output: Ints, limit: Ints, abort_ns: Ints) -> Ints:
+    """What was asked for where the client went before its end: its own limit if it is known, else as much as a usual answer."""
+    has_left = abort_ns >= 0
+    usual = int(np.median(output[~has_left])) if not has_left.all() else 1
+    return np.where(has_left, np.maximum(output, np.where(limit > 0, limit, usual)), output)
 
 
 def _room(requests: int, extent: ListExtent) -> Blocks:

@@ -15,7 +15,7 @@ class Plan:
     """A plan as columns, sorted by planned_ns: a million requests fit in memory. A request's number is its row.
 
     Its prompt is `blocks` (full trace blocks), then `tail_tokens` tokens under `tail_id`.
-    Shapes: every column [requests], int64; -1 stands for "none" in think_ns, parent and tail_id (never shown to users).
+    Shapes: every column [requests], int64; -1 stands for "none" in think_ns, parent, tail_id and abort_ns (never shown to users).
     """
 
     block_tokens: int
@@ -29,7 +29,9 @@ class Plan:
     tail_id: Ints
     tail_tokens: Ints
     input_tokens: Ints
-    output_tokens: Ints
+    output_tokens: Ints  # recorded: of a request that was hung up on, what had come until then
+    asked_tokens: Ints  # to ask for where hang-ups are replayed: more than that, so that there is something to hang up on
+    abort_ns: Ints  # after being sent, its client hangs up; none: it stays
     blocks: Blocks
     answer_blocks: Blocks  # full blocks over prompt + answer beyond `blocks`, empty if the trace has none
     notes: tuple[str, ...] = ()  # what was changed on the way: stamps spread inside their grid, rows left out, ...

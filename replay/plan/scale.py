@@ -92,6 +92,8 @@ def _copy(plan: Plan, rows: Ints, global_blocks: Ints, id_shift: int, time_shift
         tail_tokens=plan.tail_tokens[rows],
         input_tokens=plan.input_tokens[rows],
         output_tokens=plan.output_tokens[rows],
+        asked_tokens=plan.asked_tokens[rows],
+        abort_ns=plan.abort_ns[rows],
         blocks=Blocks(offsets=blocks.offsets, ids=(blocks.ids + np.where(private, id_shift, 0)).astype(np.int32)),
         answer_blocks=Blocks(offsets=answers.offsets, ids=(answers.ids + id_shift).astype(np.int32)),
     )
@@ -105,7 +107,7 @@ def _merged(plan: Plan, parts: list[Plan]) -> Plan:
     joined = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("source_request_id", "turn", "think_ns", "parent_tokens", "tail_id", "tail_tokens")
-        + ("input_tokens", "output_tokens")
+        + ("input_tokens", "output_tokens", "asked_tokens", "abort_ns")
     }
     planned = np.concatenate([part.planned_ns for part in parts])
     session = np.concatenate([part.session_id + n * sessions for n, part in enumerate(parts)])

@@ -76,6 +76,8 @@ def figures(points: Sequence[Point]) -> list[Section]:
         row("planned / answered", lambda p: f"{p.planned} / {p.completed}"),
         row("failed / not sent", lambda p: f"{sum(p.errors.values())} / {p.not_sent}"),
     ]
+    if any(p.hung_up or p.retried for p in points):
+        load.append(row("hung up / sent again", lambda p: f"{p.hung_up} / {p.retried}"))
     latency = [
         row("TTFT p50 / p99, ms", lambda p: _pair(p.latency.ttft_schedule_ms)),
         row("TTFT from sending, p50 / p99, ms", lambda p: _pair(p.latency.ttft_service_ms)),

@@ -103,7 +103,7 @@ def test_cached_tokens_are_those_predicted_but_for_the_rest_of_a_block(tmp_path:
     assert {one.kv_usage for one in samples} == {one.preemptions for one in samples} == {None}  # it does not tell them
 
 
-@pytest.mark.parametrize("mode", ["text", "chat"])
+@pytest.mark.parametrize("mode", ["text", "chat", "responses", "messages"])
 def test_text_prompts_come_out_with_exact_lengths(tmp_path: Path, url: str, home: Path, mode: str) -> None:
     tokenizer = str(home / "tokenizer.json")
 

@@ -14,19 +14,20 @@ MESSAGES = "/v1/messages"
 
 
 class Api(NamedTuple):
-    """How one endpoint speaks. The two response parsers never raise; `parse_request` raises msgspec.DecodeError."""
+    """How one endpoint speaks. The response parsers never raise; `parse_request` raises msgspec.DecodeError."""
 
     kind: str  # of the trace row
     parse_request: Callable[[bytes], RequestBody]
     parse_chunk: Callable[[bytes], ChunkFacts]
     parse_response: Callable[[bytes], ChunkFacts]
+    parse_chunks: Callable[[list[bytes]], list[ChunkFacts]]  # `parse_chunk` of each
 
 
 APIS: dict[str, Api] = {
-    CHAT: Api("chat", openai.parse_request, openai.parse_chunk, openai.parse_response),
-    COMPLETIONS: Api("completion", openai.parse_request, openai.parse_chunk, openai.parse_response),
-    RESPONSES: Api("chat", responses.parse_request, responses.parse_chunk, responses.parse_response),
-    MESSAGES: Api("chat", anthropic.parse_request, anthropic.parse_chunk, anthropic.parse_response),
+    CHAT: Api("chat", openai.parse_request, openai.parse_chunk, openai.parse_response, openai.parse_chunks),
+    COMPLETIONS: Api("completion", openai.parse_request, openai.parse_chunk, openai.parse_response, openai.parse_chunks),
+    RESPONSES: Api("chat", responses.parse_request, responses.parse_chunk, responses.parse_response, responses.parse_chunks),
+    MESSAGES: Api("chat", anthropic.parse_request, anthropic.parse_chunk, anthropic.parse_response, anthropic.parse_chunks),
 }
 
 

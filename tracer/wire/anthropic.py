@@ -97,6 +97,10 @@ def parse_chunk(data: bytes) -> ChunkFacts:
     return ChunkFacts()
 
 
+def parse_chunks(payloads: list[bytes]) -> list[ChunkFacts]:
+    return [parse_chunk(one) for one in payloads]
+
+
 def parse_response(body: bytes) -> ChunkFacts:
     """Facts of a whole JSON body. What is no such body has `is_parsed` False."""
     try:

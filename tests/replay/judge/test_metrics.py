@@ -144,10 +144,11 @@ def test_errors_are_misses_and_a_single_token_misses_no_tpot(outcome):
     assert metrics.goodput(rows, slos, window_s=4.0) == (0.5, 0.4)
 
 
-def test_a_request_cut_off_by_the_end_is_a_miss_only_if_it_had_broken_a_limit(outcome):
+@pytest.mark.parametrize("by", ["cancelled", "client_abort"])
+def test_a_request_cut_off_is_a_miss_only_if_it_had_broken_a_limit(outcome, by):
     slos = [Slo(metric="ttft", limit_ms=100)]
-    early = outcome(error="cancelled", end_ns=90_000_000)
-    waiting = outcome(error="cancelled", end_ns=500_000_000)
+    early = outcome(error=by, end_ns=90_000_000)
+    waiting = outcome(error=by, end_ns=500_000_000)
 
     assert metrics.goodput([outcome(), early], slos, 1.0) == (1.0, 1.0)
     assert metrics.goodput([outcome(), waiting], slos, 1.0) == (1.0, 0.5)

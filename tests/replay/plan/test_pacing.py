@@ -23,6 +23,8 @@ def plan_of(planned_s: list[float], parent: list[int], think_s: list[float]) -> 
         tail_tokens=zeros,
         input_tokens=zeros + 16,
         output_tokens=zeros + 1,
+        asked_tokens=zeros + 1,
+        abort_ns=zeros - 1,
         blocks=Blocks.from_lists([()] * count),
         answer_blocks=Blocks.from_lists([()] * count),
     )

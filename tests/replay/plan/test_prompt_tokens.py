@@ -33,6 +33,8 @@ def places_of(prompts: list[Prompt], salt: int, size: int = 3601, rows: list[int
         tail_tokens=tails,
         input_tokens=lengths,
         output_tokens=zeros + 1,
+        asked_tokens=zeros + 1,
+        abort_ns=zeros - 1,
         blocks=Blocks.from_lists([blocks for blocks, _ in prompts]),
         answer_blocks=Blocks.from_lists([()] * len(prompts)),
     )

@@ -42,6 +42,8 @@ def make_plan(sessions: int, turns: int, gap_ns: int, global_blocks: int = 4) ->
         tail_tokens=np.zeros(count, dtype=np.int64),
         input_tokens=blocks.lengths * 16,
         output_tokens=np.full(count, 16),
+        asked_tokens=np.full(count, 16),
+        abort_ns=np.full(count, -1),
         blocks=blocks,
         answer_blocks=Blocks.from_lists([row[4] for row in rows]),
     )
