@@ -104,6 +104,19 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: list[float | None]  # new ones in the bin
 
 
+SUSPECT = (
+    "stopped_early",
+    "few_requests",
+    "never_steady",
+    "cache_warm",
+    "other_traffic",
+    "prompt_tokens_differ",
+    "output_tokens_differ",
+    "hit_rates_differ",
+    "metrics_missed",
+)  # kinds of notes
+
+
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One scale of a run."""
 
@@ -146,6 +159,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         return load_label(self.scale, self.by)
+
+    @property
+    def standing(self) -> Literal["valid", "suspect", "invalid"]:
+        """Invalid: the client was the limit. Suspect: it was not, but something else makes the figures another load's."""
+        return "invalid" if not self.valid else "suspect" if any(one.kind in SUSPECT for one in self.notes) else "valid"
 
 
 def load_label(value: float, by: LoadBy) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from replay.judge import metrics, notes
+from replay.judge.doubts import doubts
 from replay.judge.metrics import Facts
 from replay.judge.series import series
 from replay.judge.summary import Note, Point, Slo, Summary
@@ -89,6 +90,7 @@ def _other_notes(point: Point, facts: Facts, outcomes: Sequence[Outcome], sample
         *notes.cache_notes(point.cache, has_metrics=any(one.running is not None for one in samples)),
         *notes.server_notes(samples),
         *notes.sample_notes(answered.count if answered else 0),
+        *doubts(point, facts, outcomes),
     ]
 
 

@@ -10,7 +10,14 @@ from rich.table import Table
 from replay.judge.summary import Note, Percentiles, Point, Summary
 
 LABEL_WIDTH, CELL_WIDTH = 34, 18  # columns: how many scales fit side by side
-VERDICT_STYLES = {"flat": "green", "knee": "yellow", "wall": "red", "INVALID": "bold red"}
+VERDICT_STYLES = {
+    "flat": "green",
+    "knee": "yellow",
+    "wall": "red",
+    "INVALID": "bold red",
+    "suspect": "yellow",
+    "invalid": "bold red",
+}
 
 type Cells = list[str]
 type Section = list[tuple[str, Cells]]
@@ -70,6 +77,7 @@ def figures(points: Sequence[Point]) -> list[Section]:
 
     load = [
         row("verdict", lambda p: p.regime if p.valid else "INVALID"),
+        row("figures", lambda p: p.standing),
         row("offered / sent, requests/s", lambda p: f"{p.offered_per_s:.2f} / {_rate(p.sent_per_s)}"),
         row("answered, requests/s", lambda p: f"{p.requests_per_s:.2f}"),
         row("input / output, tokens/s", lambda p: f"{p.input_tokens_per_s:.0f} / {p.output_tokens_per_s:.0f}"),

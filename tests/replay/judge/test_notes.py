@@ -32,6 +32,10 @@ def test_nothing_to_say_of_a_clean_point(story):
         ({"server": {"prompt_tokens": 1e9}}, "other_traffic"),
         ({"planned_input_tokens": 990}, "prompt_tokens_differ"),
         ({"planned_output_tokens": 99}, "output_tokens_differ"),
+        ({"facts": {"hit_rate_predicted_infinite": 0.004, "predicted": 0.004}, "cached": 4}, "nothing_shared"),
+        ({"facts": {"hit_rate_predicted_infinite": 0.55}}, "cache_warm"),
+        ({"ttft_ms": lambda i: 50.0 + 5000.0 * (i % 60 == 0)}, "skewed"),
+        ({"facts": {"steady": "growing"}}, "growing"),
         ({"token_count_source": "chunks"}, "usage_missing"),
         ({"server": {"metrics_missing": ["http://b/metrics"]}}, "metrics_missed"),
         (
@@ -76,3 +80,30 @@ def test_every_note_says_why_and_what_to_do(story):
     for note in judge_run(story.write()).points[0].notes:
         assert note.seen and note.why and note.action
         assert not note.seen.endswith(".") and not note.action.endswith(".")  # reports add it
+
+
+def test_requests_all_due_at_once_are_a_burst_and_their_p99_is_far_from_their_mean(story):
+    story.at(1).requests(200, every_ms=0).server(kv=0.3)
+
+    assert seen_kinds(story) == {"burst"}
+
+
+def test_a_token_wise_cache_is_not_taken_for_a_warm_one(story):
+    story.at(1, hit_rate_predicted_infinite=0.6, predicted=0.6).requests(200, every_ms=100, cached=612).server(kv=0.3)
+
+    assert seen_kinds(story) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "standing"),
+    [
+        ({}, "valid"),
+        ({"token_count_source": "chunks"}, "valid"),
+        ({"planned_output_tokens": 99}, "suspect"),
+        ({"late_ms": 40.0}, "invalid"),
+    ],
+)
+def test_a_point_stands_is_suspect_or_is_not_valid(story, changes, standing):
+    plain(story, **changes)
+
+    assert judge_run(story.write()).points[0].standing == standing
