@@ -16,7 +16,7 @@ demo: $(VENV)/.ready
 	$(BIN)/chatreel demo --out demo-out
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m slow

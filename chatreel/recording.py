@@ -11,10 +11,11 @@ from rich.console import Console
 from chatreel.record_metrics import StatsPage, metrics_page
 from chatreel.record_view import RecordView
 from tracer.errors import TraceError
-from tracer.record.compactor import compact, segments_folder
+from tracer.record.compactor import compact
 from tracer.record.recording import record
 from tracer.record.session import RecordConfig, RecordStats
 from tracer.record.texts import TEXT_WARNING, texts_path
+from tracer.record.writer import segments_folder
 
 
 def run_record(config: RecordConfig, prometheus_port: int | None, err: Console) -> Iterator[str]:

@@ -434,12 +434,12 @@ def _renumbered(rows: Iterable[Request]) -> Iterator[Request]:
         number_of.keep(int(source_extra(row)[PLACE]), number)
         _relink(row, number_of)
         if blocks := row.get("input_blocks"):
-            row["input_blocks"] = [numbers[one] for one in blocks]
+            row["input_blocks"] = numbers.row(blocks)
         tail = row.get("input_tail_id")
         if tail is not None:
             row["input_tail_id"] = numbers[tail]
         if answered := row.get("output_blocks"):
-            row["output_blocks"] = [numbers[one] for one in answered]
+            row["output_blocks"] = numbers.row(answered)
         yield row
 
 

@@ -241,7 +241,7 @@ def _write_own(rows: Iterable[Request], footer: Footer, numbers: FirstSeen) -> I
     zero_ns = int(footer.notes.get("first_arrival_ns", 0))
     for row in rows:
         kept = source_extra(row)
-        ids = [numbers[one] for one in _named(row)]
+        ids = numbers.row(_named(row))
         is_kept = row.get("input_blocks") is None or "input_length" in kept.get("keys", {})
         yield msgspec.json.encode(restored(_columns(row, zero_ns, None if is_kept else ids), kept)) + b"\n"
 

@@ -187,7 +187,7 @@ def write(rows: Iterable[Request], footer: Footer, losses: Counter[str] | None =
     if is_whole(footer, NAME):
         zero_ns = int(footer.notes.get("first_arrival_ns", 0))
         for row in rows:
-            again = _columns(row, zero_ns, [numbers[one] for one in _named(row)])
+            again = _columns(row, zero_ns, numbers.row(_named(row)))
             yield msgspec.json.encode(restored(again, source_extra(row))) + b"\n"
         return
     last_of: dict[int, tuple[int, int | None]] = {}  # of a session: request, end

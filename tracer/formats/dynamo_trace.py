@@ -246,7 +246,7 @@ def _replay(row: Request, block_tokens: int, numbers: FirstSeen) -> dict[str, An
     full = ids[: (row.get("input_tokens") or 0) // block_tokens]
     partial = [numbers.fresh()] if tokens % block_tokens else []
     if answer is not None and len(full) + len(answer) == tokens // block_tokens:
-        value["completion_sequence_hashes"] = full + [numbers[one] for one in answer] + partial
+        value["completion_sequence_hashes"] = full + numbers.row(answer) + partial
     return value
 
 

@@ -47,33 +47,52 @@ class FirstSeen:
             self._new[block] = self.fresh()
         return self._new[block]
 
+    def row(self, blocks: Sequence[int]) -> list[int]:
+        """New numbers of a request's blocks: as one by one, several times as fast."""
+        new = self._new
+        if blocks and (most := max(blocks)) >= len(new):
+            new.extend([-1] * (most + 1 - len(new)))
+        numbers: list[int] = []
+        for block in blocks:
+            number = new[block]
+            if number < 0:
+                number = new[block] = self.fresh()
+            numbers.append(number)
+        return numbers
+
     def fresh(self) -> int:
         self._count += 1
         return self._count - 1
 
 
 class LaidOut:
-    """Names the full blocks of contents laid end to end: each by all that is before it and what it covers."""
+    """Names the full blocks of contents laid end to end: each by all that is before it and what it covers.
+
+    What a content's blocks are called depends only on the place where it begins: the contents before it. So the work is one
+    look-up a content, however many blocks it has.
+    """
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._names: dict[tuple[int, tuple[tuple[Hashable, int], ...]], int] = {}
+        self._count = 0
+        self._runs: dict[tuple[int, Hashable], Sequence[int]] = {}  # (place, content) -> ids of the blocks that end in it
+        self._places: dict[tuple[int, Hashable, int], int] = {}  # (place, content, tokens) -> the place behind it; 0: the start
 
     def path(self, contents: Iterable[tuple[Hashable, int]]) -> list[int]:
         """`contents`: what it is and its tokens, in order."""
-        names, above = self._names, -1
+        size, runs, places = self._block_tokens, self._runs, self._places
         ids: list[int] = []
-        covered: list[tuple[Hashable, int]] = []
-        room = self._block_tokens
+        place = covered = 0  # covered: tokens of the block that is not full yet
         for content, tokens in contents:
-            at = 0
-            while tokens - at >= room:
-                covered.append((content, at))
-                above = names.setdefault((above, tuple(covered)), len(names))
-                ids.append(above)
-                at += room
-                covered, room = [], self._block_tokens
-            if at < tokens:
-                covered.append((content, at))
-                room -= tokens - at
+            if not tokens:
+                continue
+            full, covered = divmod(covered + tokens, size)
+            if full:
+                run = runs.get((place, content), ())
+                if len(run) < full:
+                    fresh = range(self._count, self._count + full - len(run))
+                    runs[place, content] = run = [*run, *fresh] if run else fresh
+                    self._count = fresh.stop
+                ids.extend(run[:full])
+            place = places.setdefault((place, content, tokens), len(places) + 1)
         return ids

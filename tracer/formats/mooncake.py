@@ -164,7 +164,7 @@ def write(rows: Iterable[Request], footer: Footer) -> Iterator[bytes]:
 
 def _hash_ids(row: Request, factor: int, is_own: bool, numbers: FirstSeen) -> list[int]:
     full, rest = divmod(row.get("input_tokens") or 0, BLOCK_TOKENS)
-    ids = [numbers[one] for one in (row.get("input_blocks") or [])[factor - 1 :: factor][:full]]
+    ids = numbers.row((row.get("input_blocks") or [])[factor - 1 :: factor][:full])
     tail = row.get("input_tail_id")
     if factor == 1 and tail is not None:
         ids.append(numbers[tail])

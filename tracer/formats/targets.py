@@ -46,7 +46,7 @@ def prompt_ids(row: Request, block_tokens: int, numbers: FirstSeen) -> list[int]
     Blocks that the trace does not name get numbers that no other request has.
     """
     full, rest = divmod(row.get("input_tokens") or 0, block_tokens)
-    ids = [numbers[one] for one in (row.get("input_blocks") or [])[:full]]
+    ids = numbers.row((row.get("input_blocks") or [])[:full])
     tail = row.get("input_tail_id")
     if rest and tail is not None and len(ids) == full:
         ids.append(numbers[tail])

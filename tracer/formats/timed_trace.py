@@ -123,7 +123,7 @@ def _named(row: Request, numbers: FirstSeen | None = None) -> list[int]:
     """The ids that the row has."""
     tail = row.get("input_tail_id")
     ids = [*(row.get("input_blocks") or []), *(() if tail is None else (tail,))]
-    return ids if numbers is None else [numbers[one] for one in ids]
+    return ids if numbers is None else numbers.row(ids)
 
 
 def _columns(row: Request, unit_ns: int, zero_ns: int, ids: list[int]) -> dict[str, Any]:

@@ -14,9 +14,24 @@ supervisor.py  several of them on one port; lane.py is one of those
 recording.py   what the command and tests call
 """
 
-from tracer.record.compactor import CompactResult, compact
-from tracer.record.recording import RecorderProcess, RecordResult, record, start_recorder
-from tracer.record.session import RecordConfig, RecordStats
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracer.record.compactor import CompactResult, compact
+    from tracer.record.recording import RecorderProcess, RecordResult, record, start_recorder
+    from tracer.record.session import RecordConfig, RecordStats
+
+_FOUND_IN = {
+    "CompactResult": "compactor",
+    "RecordConfig": "session",
+    "RecordResult": "recording",
+    "RecordStats": "session",
+    "RecorderProcess": "recording",
+    "compact": "compactor",
+    "record": "recording",
+    "start_recorder": "recording",
+}
 
 __all__ = [
     "CompactResult",
@@ -28,3 +43,10 @@ __all__ = [
     "record",
     "start_recorder",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """A worker, which is a process of this package, starts without the parts that are not its own."""
+    if name not in _FOUND_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FOUND_IN[name]}"), name)

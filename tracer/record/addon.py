@@ -254,6 +254,12 @@ def _status(flow: "HTTPFlow", broken: str | None) -> int | None:
     return GAVE_UP if broken != "client_abort" else None
 
 
+def load_mitmproxy() -> None:
+    """Half a second's work, which may be done ahead."""
+    from mitmproxy import master, options  # noqa: F401
+    from mitmproxy.addons import block, core, disable_h2c, next_layer, proxyserver, tlsconfig  # noqa: F401
+
+
 class Proxy:
     """A running proxy. `await start()`, then `await stop(...)` once."""
 

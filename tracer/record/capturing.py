@@ -28,10 +28,11 @@ from tracer.captures import (
 )
 from tracer.errors import TraceError
 from tracer.importing import reading, writing
-from tracer.record.compactor import compact, segments_folder
+from tracer.record.compactor import compact
 from tracer.record.messages import Counted, Ended, Started, WorkerConfig
 from tracer.record.privacy import create_key, load_key
 from tracer.record.worker import Worker, build
+from tracer.record.writer import segments_folder
 from tracer.schema import Footer
 from tracer.tracefile import read_footer
 from tracer.wire import COMPLETIONS

@@ -23,7 +23,7 @@ from tracer.errors import TraceError
 from tracer.record.messages import LIVE, Begun, Header, Row, Totals
 from tracer.record.privacy import DIGEST_BYTES
 from tracer.record.texts import NOTE, join_texts, texts_path
-from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths, series_folders
+from tracer.record.writer import SegmentReader, lock_folder, read_record, segment_paths, segments_folder, series_folders
 from tracer.retries import RetryLinker
 from tracer.schema import COLUMNS, Footer, HashScheme, Request, Segment
 from tracer.sessions import SessionLinker, Turn
@@ -68,10 +68,6 @@ class _Index:
 
     def losses(self) -> Counter[str]:
         return sum(self.totals.values(), Counter())
-
-
-def segments_folder(recording: Path) -> Path:
-    return recording.with_suffix(".segments")
 
 
 def compact(

@@ -19,12 +19,12 @@ import uvloop
 
 from tracer.errors import TraceError
 from tracer.limits import lift_file_limit
-from tracer.record.compactor import compact, segments_folder
 from tracer.record.messages import WorkerConfig
 from tracer.record.privacy import create_key, load_key
 from tracer.record.session import RecordConfig, RecordStats, Session, tokenize_urls
 from tracer.record.supervisor import Supervisor
 from tracer.record.texts import texts_path, warning
+from tracer.record.writer import segments_folder
 
 
 class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +89,8 @@ def finish(
     config: RecordConfig, worker: WorkerConfig, session: Session | Supervisor, warn: Callable[[str], None]
 ) -> RecordResult:
     """The trace, once the session is closed."""
+    from tracer.record.compactor import compact  # with all that reads and writes Parquet: not needed to start
+
     _warn_of_losses(session.stats(), warn)
     result = compact(worker.folder, config.out, counts=session.counts())
     return RecordResult(path=str(result.path), rows=result.rows, losses=result.losses)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tracer.errors import TraceError
-from tracer.record.addon import Proxy, RecorderAddon
+from tracer.record.addon import Proxy, RecorderAddon, load_mitmproxy
 from tracer.record.channel import QUEUE_BYTES, Channel
 from tracer.record.figures import together
 from tracer.record.messages import SERVER_TOKENIZER, Counted, Figures, WorkerConfig
@@ -116,7 +116,10 @@ class Session:
     async def run(self, on_ready: Callable[[str], None]) -> None:
         stop, cut = asyncio.Event(), asyncio.Event()
         watch_signals(stop, cut)
-        addon = await self.open(routes(self._config))
+        opening = asyncio.create_task(self.open(routes(self._config)))
+        await asyncio.sleep(0)
+        load_mitmproxy()  # takes as long as the start of the worker, which goes on meanwhile
+        addon = await opening
         ca_folder = Path(self._config.ca_folder or Path(self._worker.folder, "ca"))
         proxy = Proxy(self._config.host, self._config.port, addon, ca_folder, self._config.upstream_ca)
         try:
@@ -148,7 +151,8 @@ class Session:
         stopping = asyncio.ensure_future(proxy.stop(self._config.drain_s))
         while not stopping.done():
             self.tick()
-            if await is_set(cut, 0.2) and self._addon is not None:
+            await asyncio.wait([stopping], timeout=0.2)
+            if cut.is_set() and self._addon is not None:
                 self._addon.under_way.clear()
                 await asyncio.sleep(0.05)
         await stopping

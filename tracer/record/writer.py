@@ -171,6 +171,10 @@ def next_number(folder: Path) -> int:
     return 1 + max((int(path.stem) for path in segment_paths(folder)), default=-1)
 
 
+def segments_folder(recording: Path) -> Path:
+    return recording.with_suffix(".segments")
+
+
 def segment_paths(folder: Path) -> list[Path]:
     found = [path for path in folder.iterdir() if path.suffix in (".open", ".seg") and path.stem.isdecimal()]
     return sorted(found, key=lambda path: int(path.stem))

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tracer.record.compactor import compact, segments_folder
+from tracer.record.compactor import compact
 from tracer.record.exchange import Exchange
 from tracer.record.messages import Ended, Row, Started, WorkerConfig
 from tracer.record.privacy import Hasher, load_key
 from tracer.record.rows import RowBuilder
 from tracer.record.worker import build
+from tracer.record.writer import segments_folder
 from tracer.tokens import load_tokenizer
 from tracer.tracefile import iter_requests
 from tracer.wire import CHAT, COMPLETIONS
