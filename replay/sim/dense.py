@@ -85,6 +85,9 @@ class DenseCache:
     def knows(self, name: int) -> bool:
         return bool(self._block_of[name] != _NONE)
 
+    def knows_any(self, names: "array[int]") -> bool:
+        return bool(self._block_of[np.frombuffer(names, dtype=np.int64)].max(initial=_NONE) != _NONE)
+
     def give_names(self, blocks: Sequence[int], names: Sequence[int]) -> None:
         """See `BlockCache.give_name`. No name twice."""
         held, named = _numbers(blocks), np.asarray(names, dtype=np.int64)

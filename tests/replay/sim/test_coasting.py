@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from replay.sim.coasting import coast
+from replay.sim.coasting import Coaster
 from replay.sim.engine import Engine, Request
 from replay.sim.presets import preset_named
 from replay.sim.virtual import play
@@ -83,13 +83,13 @@ def test_requests_that_write_the_same_blocks_end_alike(rows: list[dict[str, Any]
 def test_an_answer_alone_is_one_run_and_stops_where_it_is_told() -> None:
     engine = Engine(preset_named("laptop-demo"))
     engine.submit(Request(prompt=range(40), answer=range(100), arrival_s=0.0))
-    assert coast(engine, 1e9) is None
-    engine.step()
+    coaster = Coaster(engine)
 
-    first = coast(engine, engine.now_s + 5 * engine.preset.step_s(1, 41, 41))
-    rest = coast(engine, 1e9)
+    prompt = coaster.run(1e9)
+    first = coaster.run(engine.now_s + 5 * engine.preset.step_s(1, 41, 41))
+    rest = coaster.run(1e9)
 
-    assert first is not None and rest is not None
+    assert (len(prompt.ends_s), prompt.tokens) == (1, 1)
     assert (first.tokens, first.finished) == (5, [])
     assert (rest.tokens, len(rest.finished)) == (94, 1)
     assert engine.idle and engine.cache.free == engine.cache.total
