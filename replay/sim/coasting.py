@@ -241,8 +241,7 @@ class Coaster:
                 for member in self._needing(first + step):
                     member.request.blocks.extend(taken[used : used + count])
                     used += count
-        blocks: list[int] = []
-        names: list[int] = []
+        blocks, names = array("i"), array("q")
         for _, member, count in self._filling(steps):
             request, named = member.request, member.request.named
             blocks.extend(request.blocks[named : named + count])
