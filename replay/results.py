@@ -52,7 +52,9 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
     # Lists are nearly all there is to write; flat and with their offsets they take a third of the time.
     lengths = np.fromiter((len(one or ()) for one in values), dtype=np.int32, count=len(values))
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int32)]).astype(np.int32)
-    flat = np.fromiter(chain.from_iterable(one or () for one in values), field.type.value_type.to_pandas_dtype(), int(offsets[-1]))
+    flat = np.fromiter(
+        chain.from_iterable(one or () for one in values), field.type.value_type.to_pandas_dtype(), int(offsets[-1])
+    )
     absent = pa.array([one is None for one in values], pa.bool_())
     return pa.ListArray.from_arrays(offsets, flat, type=field.type, mask=absent)
 

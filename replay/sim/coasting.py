@@ -147,12 +147,14 @@ class Coaster:
                 wanted = head.names[len(hits)] if len(hits) < len(head.names) else None
         most = self._steps_that_fit(self._ends[0][0] - engine.steps)
         ends_s = self._ends_s(most, until_s)
-        steps = self._steps_before_a_clash(len(ends_s), wanted)
+        names = self._names_filled(len(ends_s))
+        steps = self._steps_before_a_clash(len(ends_s), names, wanted)
         if not steps:
             return None
-        ends_s = ends_s[:steps]
+        if steps < len(ends_s):
+            ends_s, names = ends_s[:steps], self._names_filled(steps)
         seen = self._seen(ends_s, look_s, every_s)
-        self._give_blocks(steps)
+        self._give_blocks(steps, names)
         engine.steps += steps
         engine.now_s = ends_s[-1]
         self._known += steps * width
@@ -205,13 +207,16 @@ class Coaster:
             for member in self._phases[-(first + step) % size]:
                 yield step, member, count
 
-    def _steps_before_a_clash(self, steps: int, wanted: int | None) -> int:
-        """So many of the next steps name only blocks that nobody knows or waits for."""
-        cache, size = self.engine.cache, len(self._phases)
+    def _names_filled(self, steps: int) -> "array[int]":
         names = array("q")
         for _, member, count in self._filling(steps):
             request = member.request
             names.extend(request.names[request.named : request.named + count])
+        return names
+
+    def _steps_before_a_clash(self, steps: int, names: "array[int]", wanted: int | None) -> int:
+        """So many of the next steps name only blocks that nobody knows or waits for. `names`: what all of them fill."""
+        cache, size = self.engine.cache, len(self._phases)
         if not names:
             return steps
         distinct = set(names)
@@ -229,10 +234,10 @@ class Coaster:
             seen.add(name)
         return steps
 
-    def _give_blocks(self, steps: int) -> None:
-        """What the next steps take and fill."""
+    def _give_blocks(self, steps: int, names: "array[int]", prefill_blocks: int = 0) -> None:
+        """What the next steps take and fill, and so many blocks for the prefill."""
         cache, size, first = self.engine.cache, len(self._phases), self.engine.steps
-        total = self._blocks_taken(steps)
+        total = self._blocks_taken(steps) + prefill_blocks
         if total:
             taken = cache.take(total)
             used = 0
@@ -241,14 +246,16 @@ class Coaster:
                 for member in self._needing(first + step):
                     member.request.blocks.extend(taken[used : used + count])
                     used += count
-        blocks, names = array("i"), array("q")
+            if self._prefill is not None:
+                self._prefill.blocks.extend(taken[used:])
+        if not names:
+            return
+        blocks = array("q")
         for _, member, count in self._filling(steps):
             request, named = member.request, member.request.named
             blocks.extend(request.blocks[named : named + count])
-            names.extend(request.names[named : named + count])
             request.named = named + count
-        if names:
-            cache.give_names(blocks, names)
+        cache.give_names(blocks, names)
 
     # Single steps of the crowd and others.
 
@@ -256,14 +263,17 @@ class Coaster:
         """The crowd gets its tokens, and prompts are computed; None: somebody is preempted, or names clash."""
         engine, width = self.engine, len(self._members)
         budget = engine.preset.max_num_batched_tokens - width
-        chunk, missing = 0, len(self._needing(engine.steps))
+        chunk = missing = 0
         if self._prefill is not None:
             chunk = min(self._prefill.known - self._prefill.computed, budget)
-            missing += max(0, engine._blocks_for(self._prefill.computed + chunk) - len(self._prefill.blocks))
-        if budget <= 0 or missing > engine.cache.free or not self._steps_before_a_clash(1, None):
+            missing = max(0, engine._blocks_for(self._prefill.computed + chunk) - len(self._prefill.blocks))
+        if budget <= 0 or len(self._needing(engine.steps)) + missing > engine.cache.free:
+            return None
+        names = self._names_filled(1)
+        if not self._steps_before_a_clash(1, names, None):
             return None
         start_s = engine.next_step_s
-        self._give_blocks(1)
+        self._give_blocks(1, names, missing)
         work: list[tuple[Request, int]] = []
         if self._prefill is not None:
             engine._grow(self._prefill, chunk)
