@@ -9,7 +9,9 @@ per second on one core.
 
 import argparse
 import asyncio
+import cProfile
 import multiprocessing
+import pstats
 import tempfile
 import time
 from itertools import pairwise
@@ -66,7 +68,7 @@ def _rows(real: Point, sim: Point) -> None:
     print(f"| {real.scale:g}x | preemptions | {real.cache.preemptions} | {sim.cache.preemptions} | |")
 
 
-def speed(trace: Path, limit: int | None, preset: str) -> None:
+def speed(trace: Path, limit: int | None, preset: str, with_profile: bool) -> None:
     """The whole command, then its stages one by one; the rest of the command is samples, scaling and opening files."""
     with tempfile.TemporaryDirectory() as name:
         begin = time.perf_counter()
@@ -80,6 +82,22 @@ def speed(trace: Path, limit: int | None, preset: str) -> None:
     )
     for stage, took_s in stages.items():
         print(f"  {stage:<8} {took_s:6.2f} s  {took_s / sum(stages.values()):4.0%}")
+    if with_profile:
+        profile(trace, limit, preset)
+
+
+def profile(trace: Path, limit: int | None, preset: str, rows: int = 16) -> None:
+    """Where the time goes, by function; the profiler itself makes calls of Python functions dearer."""
+    profiler = cProfile.Profile()
+    with tempfile.TemporaryDirectory() as name:
+        config = PredictConfig(trace=trace, run_dir=Path(name) / "run", engine=preset, scales=(1.0,), limit=limit)
+        profiler.runcall(run_predict, config)
+    stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    whole_s = sum(own_s for _, _, own_s, _, _ in stats.values())
+    print("\n| function | calls | own time, s | share |\n|---|---|---|---|")
+    costly = sorted(stats.items(), key=lambda item: -item[1][2])
+    for (file, _, function), (_, calls, own_s, _, _) in costly[:rows]:
+        print(f"| {Path(file).name} {function} | {calls:,} | {own_s:.2f} | {own_s / whole_s:.1%} |")
 
 
 def _stages(trace: Path, limit: int | None, preset: str, path: Path) -> dict[str, float]:
@@ -102,11 +120,12 @@ def main() -> None:
     parser.add_argument("trace", nargs="?", type=Path)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--preset", default=PRESET)
+    parser.add_argument("--profile", action="store_true", help="speed: where the time goes, by function")
     options = parser.parse_args()
     if options.what == "compare":
         compare()
     else:
-        speed(options.trace, options.limit, options.preset)
+        speed(options.trace, options.limit, options.preset, options.profile)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """`chatreel predict`: a trace through the simulated engine in virtual time, into a run folder like that of a replay."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,8 +88,20 @@ def write_played(
                 samples.write(encode(one) + b"\n")
                 see(one, ended)
 
-    with open(run_dir / f"point-{index}.samples.jsonl", "wb") as file:
+    with _no_collection(), open(run_dir / f"point-{index}.samples.jsonl", "wb") as file:
         write_outcomes(log_path(run_dir, index, 0).with_suffix(".parquet"), outcomes(file))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The engine leaves no cycles behind, and looking for them takes a fifth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def preset_of(config: PredictConfig) -> Preset:

@@ -1,10 +1,12 @@
 """Outcomes on disk: a line a request while it runs, which survives a kill; one Parquet file a share when it has ended."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -39,11 +41,22 @@ def write_outcomes(path: Path, outcomes: Iterator[Outcome]) -> None:
     partial = path.with_suffix(".partial")
     with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
         while batch := list(islice(outcomes, ROWS_AT_ONCE)):
-            columns = [
-                pa.array([getattr(one, name) for one in batch], field.type) for name, field in zip(_NAMES, SCHEMA, strict=True)
-            ]
+            columns = [_column([getattr(one, name) for one in batch], field) for name, field in zip(_NAMES, SCHEMA, strict=True)]
             writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
     partial.replace(path)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    if field.name not in _CHUNKS:
+        return pa.array(values, field.type)
+    # Lists are nearly all there is to write; flat and with their offsets they take a third of the time.
+    lengths = np.fromiter((len(one or ()) for one in values), dtype=np.int32, count=len(values))
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int32)]).astype(np.int32)
+    flat = np.fromiter(
+        chain.from_iterable(one or () for one in values), field.type.value_type.to_pandas_dtype(), int(offsets[-1])
+    )
+    absent = pa.array([one is None for one in values], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, flat, type=field.type, mask=absent)
 
 
 def read_outcomes(run_dir: Path, point: int, *, with_chunks: bool = True) -> tuple[list[Outcome], int]:

@@ -6,7 +6,7 @@ chained hash of the tokens in it) and can be hit until it is taken again.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -79,6 +79,9 @@ class BlockCache:
 
     def knows(self, name: int) -> bool:
         return name in self._named
+
+    def knows_any(self, names: Iterable[int]) -> bool:
+        return any(name in self._named for name in names)
 
     def give_names(self, blocks: Sequence[int], names: Sequence[int]) -> None:
         for block, name in zip(blocks, names, strict=True):

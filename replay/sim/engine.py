@@ -152,8 +152,7 @@ class Engine:
         start_s = self.next_step_s
         work, preempted, budget = self._continue_running()
         admitted = self._admit(work, budget, start_s)
-        self.now_s = start_s + self._step_s(work) + self._load_s
-        self._load_s = 0.0
+        self._end_step(start_s, work)
         tokens, finished = self._advance(work)
         return Step(
             start_s=start_s,
@@ -286,13 +285,15 @@ class Engine:
         request.blocks = []
         request.named = 0
 
-    def _step_s(self, work: list[tuple[Request, int]]) -> float:
-        tokens = context = attended = 0
+    def _end_step(self, start_s: float, work: list[tuple[Request, int]], alike: int = 0, known: int = 0) -> None:
+        """`alike`: requests beside them that get their next token each, with so many `known` ones in all."""
+        tokens, context, attended = alike, known, known
         for request, count in work:
             tokens += count
             context += request.computed + count
             attended += count * request.computed + count * (count + 1) // 2
-        return self.costs.step_s(tokens, context, attended)
+        self.now_s = start_s + self.costs.step_s(tokens, context, attended) + self._load_s
+        self._load_s = 0.0
 
     def _advance(self, work: list[tuple[Request, int]]) -> tuple[list[Token], list[Request]]:
         tokens: list[Token] = []

@@ -9,9 +9,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import inf
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
-from replay.sim.coasting import Stretch, coast
+from replay.sim.coasting import Coaster, Stretch
 from replay.sim.dense import DenseCache
 from replay.sim.engine import Engine, Request
 from replay.sim.eviction import is_plain
@@ -94,6 +93,7 @@ class _Fleet:
             caches = [DenseCache(preset.kv_blocks, self.names.total) if is_dense else None for _ in range(replicas)]
             engines = [Engine(preset, cache) for cache in caches]
         self.engines = engines
+        self.coasters = [] if self.stepwise else [Coaster(engine) for engine in engines]
         self.has_host = preset.offload_blocks > 0
         self.ends_s = [array("d") for _ in engines]  # of every step of every engine
         self.shortest_step_s = preset.step_s(1, 1, 1)
@@ -142,8 +142,8 @@ class _Fleet:
         if self.goes_beyond_samples:
             until_s = inf
         look = (self.next_sample_s, self.sample_s) if self.goes_beyond_samples else (inf, inf)
-        stretch = None if self.stepwise else coast(engine, self._horizon_s(number, until_s), *look)
-        if stretch is not None:
+        if not self.stepwise:
+            stretch = self.coasters[number].run(self._horizon_s(number, until_s), *look)
             yield from self._samples_within(stretch, engine)
             ends_s, finished, tokens = stretch.ends_s, stretch.finished, stretch.tokens
         else:
@@ -180,7 +180,8 @@ class _Fleet:
             until_s = min(until_s, self.due[0][0] / NS)
         for other, engine in enumerate(self.engines):
             if other != number and not engine.idle:
-                left = min(len(one.answer) - one.answered for one in chain(engine.running, engine.waiting))
+                left = min((len(one.answer) - one.answered for one in engine.waiting), default=inf)
+                left = min(left, self.coasters[other].steps_to_next_end)
                 until_s = min(until_s, engine.next_step_s + (left - 1) * self.shortest_step_s)
         return until_s
 
@@ -192,8 +193,7 @@ class _Fleet:
             self._then(row, planned_ns)
             yield self._outcome(row, planned_ns, http_status=400, error_kind="http_status", error_text=refusal, end_ns=planned_ns)
             return
-        # An array is read by place and by slice only; a dict of names wants plain numbers.
-        read = cast("Sequence[int]", names if isinstance(self.engines[0].cache, DenseCache) else names.tolist())
+        read: Sequence[int] = array("q", names.tobytes()) if isinstance(self.engines[0].cache, DenseCache) else names.tolist()
         request = Request(
             prompt=range(input_tokens), answer=range(output_tokens), arrival_s=(planned_ns + self.before_ns) / NS, names=read
         )

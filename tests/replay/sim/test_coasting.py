@@ -1,12 +1,14 @@
 """A run of like steps at once gives what the same steps give one by one, to the last bit."""
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from replay.sim.coasting import coast
+from replay.sim.coasting import Coaster
 from replay.sim.engine import Engine, Request
 from replay.sim.presets import preset_named
 from replay.sim.virtual import play
@@ -37,6 +39,12 @@ from tests.replay.sim.test_virtual_play import SMALL, chats, plan_of
 @example(
     load={"sessions": 10, "turns": 2, "new": 50, "output": 150, "gap_s": 0.0},
     limits={"kv_tokens": 1600, "max_num_seqs": 12, "max_num_batched_tokens": 512, "block_tokens": 16},
+    replicas=1,
+    router="prefix",
+)
+@example(  # prompts of several chunks beside others that get their tokens, in room that is too small for all
+    load={"sessions": 8, "turns": 3, "new": 200, "output": 80, "gap_s": 0.01},
+    limits={"kv_tokens": 2400, "max_num_seqs": 12, "max_num_batched_tokens": 40, "block_tokens": 8},
     replicas=1,
     router="prefix",
 )
@@ -83,13 +91,39 @@ def test_requests_that_write_the_same_blocks_end_alike(rows: list[dict[str, Any]
 def test_an_answer_alone_is_one_run_and_stops_where_it_is_told() -> None:
     engine = Engine(preset_named("laptop-demo"))
     engine.submit(Request(prompt=range(40), answer=range(100), arrival_s=0.0))
-    assert coast(engine, 1e9) is None
-    engine.step()
+    coaster = Coaster(engine)
 
-    first = coast(engine, engine.now_s + 5 * engine.preset.step_s(1, 41, 41))
-    rest = coast(engine, 1e9)
+    prompt = coaster.run(1e9)
+    first = coaster.run(engine.now_s + 5 * engine.preset.step_s(1, 41, 41))
+    rest = coaster.run(1e9)
 
-    assert first is not None and rest is not None
+    assert (len(prompt.ends_s), prompt.tokens) == (1, 1)
     assert (first.tokens, first.finished) == (5, [])
     assert (rest.tokens, len(rest.finished)) == (94, 1)
     assert engine.idle and engine.cache.free == engine.cache.total
+
+
+def test_a_long_prompt_beside_answers_is_left_to_no_single_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is preempted here, so the crowd is never taken apart."""
+    preset = replace(SMALL, max_num_batched_tokens=64, kv_tokens=16_000)
+    plan = chats(6, 3, new=300, output=100, gap_s=0.05)
+    options: dict[str, Any] = {"replicas": 1, "router": "prefix", "sample_s": 0.05}
+    stepwise = list(play(plan, preset, **options, stepwise=True))
+
+    monkeypatch.delattr(Engine, "step")
+
+    assert list(play(plan, preset, **options)) == stepwise
+
+
+def test_the_soonest_end_is_known_while_requests_lag_behind() -> None:
+    engine = Engine(preset_named("laptop-demo"))
+    for answer in (50, 9):
+        engine.submit(Request(prompt=range(40), answer=range(answer), arrival_s=0.0))
+    coaster = Coaster(engine)
+
+    before = coaster.steps_to_next_end
+    coaster.run(1e9)
+    after = coaster.steps_to_next_end
+    coaster.run(engine.now_s + 1e-6)
+
+    assert (before, after, coaster.steps_to_next_end) == (inf, 8, 7)
