@@ -14,6 +14,7 @@ from chatreel.sim_commands import add_to as add_sim_commands
 from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
 from chatreel.trace_commands import add_to as add_trace_commands
+from chatreel.tune_commands import add_to as add_tune_commands
 from tracer.errors import TraceError
 
 app = typer.Typer(
@@ -387,6 +388,7 @@ def replay(
 
 add_sim_commands(app)
 add_sweep_commands(app)
+add_tune_commands(app)
 
 
 @app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")

@@ -170,7 +170,7 @@ def capacity(
     from replay.capacity import CapacityConfig
     from replay.sweeping import SweepConfig
 
-    lowest, highest = _ends(within)
+    lowest, highest = ends(within)
     by: Literal["users", "time"] = "users" if load == "rate" else load
     config = SweepConfig(
         trace=trace,
@@ -209,7 +209,7 @@ def capacity(
     raise typer.Exit(find_and_report(whole, out, err))
 
 
-def _ends(within: str | None) -> tuple[float | None, float | None]:
+def ends(within: str | None) -> tuple[float | None, float | None]:
     if within is None:
         return None, None
     try:

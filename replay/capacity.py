@@ -43,6 +43,7 @@ class CapacityConfig:
     tolerance: float = 0.05
     repeats: int = 3
     requests: int | None = None
+    box_s: float | None = None  # no further run begins after so long
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,15 +68,16 @@ def run_capacity(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
 
 
 async def find(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
-    _check(config)
+    check(config)
     book = Book(config.sweep)
-    requests = config.requests or min(max(len(book.plan), LEAST_REQUESTS), MOST_REQUESTS)
+    requests = config.requests or requests_of(book)
     book.config = sweep = dataclasses.replace(config.sweep, is_sample=True, min_requests=requests)
     least = min(max(math.ceil(len(book.plan) / requests), LEAST_RUNS), config.repeats)  # an end has seen the whole trace
     start, lowest, highest = _range(config, book)
     runs: dict[float, list[Run]] = {}
     seen: dict[float, Tried] = {}
     stopped: str | None = f"{MOST_POINTS} runs were not enough"
+    began_s = asyncio.get_running_loop().time()
     async with opened(sweep.setting) as runner:
         book.begin(runner.facts)
         for index in range(MOST_POINTS):
@@ -92,11 +94,14 @@ async def find(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
             if load is None:
                 stopped = None
                 break
+            if config.box_s is not None and asyncio.get_running_loop().time() - began_s >= config.box_s:
+                stopped = f"its {config.box_s:g} s are over"
+                break
             facts = await _facts(book, runner, index, load, len(runs.get(load, [])))
             stopped = facts["stopped"]
             if stopped is not None:
                 break
-            runs.setdefault(load, []).append(_run(sweep, facts))
+            runs.setdefault(load, []).append(run_of(sweep, facts))
             seen[load] = tried(load, runs[load], config.limits, config.attain)
             say(_line(load_name(sweep, load), seen[load]))
     found = _capacity(config, book, list(seen.values()), stopped)
@@ -121,7 +126,7 @@ async def _facts(book: Book, runner: Runner, index: int, load: float, nth: int) 
     return facts
 
 
-def _run(config: SweepConfig, facts: dict[str, Any]) -> Run:
+def run_of(config: SweepConfig, facts: dict[str, Any]) -> Run:
     """The end of the window is cut off: who came when arrivals were about to stop was served by an emptying server."""
     outcomes, _ = read_outcomes(config.run_dir, facts["index"])
     samples, _ = read_lines(config.run_dir / f"point-{facts['index']}.samples.jsonl", Sample)
@@ -177,7 +182,12 @@ def _capacity(config: CapacityConfig, book: Book, tries: list[Tried], stopped: s
     )
 
 
-def _check(config: CapacityConfig) -> None:
+def requests_of(book: Book) -> int:
+    """Of a run on an engine, when none are asked for."""
+    return min(max(len(book.plan), LEAST_REQUESTS), MOST_REQUESTS)
+
+
+def check(config: CapacityConfig) -> None:
     if not config.limits:
         raise PlanError("capacity under which limit?", wanted="--slo METRIC:pNN:MS, e.g. ttft:p99:500ms")
     if config.sweep.kind == "concurrency":
