@@ -66,7 +66,7 @@ def main() -> None:
                         target=options.url,
                         run_dir=options.out / f"run-{number}-{scale:g}x",
                         scales=(scale,),
-                        seed=options.seed + number,
+                        seed=1000 * options.seed + len(scales) * number + scales.index(scale),  # or the next piece hits this one
                         prompt_mode=options.mode,
                         tokenizer=options.tokenizer,
                     )
