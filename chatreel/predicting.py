@@ -1,6 +1,6 @@
 """`chatreel calibrate`: fit, write the engine, say how far off it is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,16 +11,17 @@ from replay.sim.engines import engine_named, write_engine
 
 
 def run_calibrate(
-    run_dir: Path,
+    run_dirs: Sequence[Path],
     out_path: Path,
     trace: Path | None,
     engine: str | None,
+    hold_back: str,
     limits: Mapping[str, int | None],
     out: Console,
     err: Console,
 ) -> Calibration:
     base = engine_named(engine) if engine is not None else None
-    found = calibrate(run_dir, trace=trace, base=base, **limits)
+    found = calibrate(*run_dirs, trace=trace, base=base, hold_back=hold_back, **limits)
     table = Table(box=None, pad_edge=False)
     for title in ("", "fitted: measured", "predicted", "error", "held back: measured", "predicted", "error"):
         table.add_column(title, justify="right" if title else "left")
@@ -39,7 +40,10 @@ def run_calibrate(
     worst = "; ".join(f"{one.name} {_error(one.name, one.error)}" for one in found.held_back)
     unsure = [f"{one.name}: {_surety(one)}" for one in found.costs if not one.is_told]
     write_engine(
-        out_path, found.engine, found.name, [f"chatreel calibrate {run_dir}", f"held back: {worst}", *unsure, *found.notes]
+        out_path,
+        found.engine,
+        found.name,
+        [f"chatreel calibrate {' '.join(map(str, run_dirs))}", f"held back ({hold_back}): {worst}", *unsure, *found.notes],
     )
     for note in found.notes:
         err.print(note, highlight=False)

@@ -41,6 +41,11 @@ class Dtype(StrEnum):
     fp8 = "fp8"
 
 
+class HoldBack(StrEnum):
+    last = "last"
+    interleaved = "interleaved"
+
+
 def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: chatreel serve --preset h100-llama3-8b --kv-tokens 200000 --port 8000")(serve)
     app.command(
@@ -174,16 +179,19 @@ def _engine(engine: str, gpu: str | None, model_config: Path | None) -> tuple[st
 
 
 def calibrate(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder of a replay.", show_default=False)],
+    run_dirs: Annotated[list[Path], typer.Argument(help="Run folders of replays, all against one server.", show_default=False)],
     out_path: Annotated[Path, typer.Option("--out", "-o", help="Engine file, for predict and sweep.")] = Path("engine.toml"),
     trace: Annotated[Path | None, typer.Option(help="The run's trace, if it has moved.")] = None,
     engine: Annotated[str | None, typer.Option(help="Limits where neither the run nor an option below says any.")] = None,
+    hold_back: Annotated[
+        HoldBack, typer.Option(help="last: a point's last third; interleaved: three stretches, for a server whose speed drifts.")
+    ] = HoldBack.last,
     kv_tokens: Annotated[int | None, typer.Option(help="The server's KV cache.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Its sequences in a batch.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Its tokens in a step.")] = None,
     block_tokens: Annotated[int | None, typer.Option(help="Its tokens of a KV block.")] = None,
 ) -> None:
-    """Fit the simulated engine to a measured run; the last third of each point is held back, and the error on it told."""
+    """Fit the simulated engine to a measured run; a third of each point is held back, and the error on it told."""
     from chatreel.predicting import run_calibrate
 
     limits = {
@@ -192,4 +200,4 @@ def calibrate(
         "max_num_batched_tokens": max_num_batched_tokens,
         "block_tokens": block_tokens,
     }
-    run_calibrate(run_dir, out_path, trace, engine, limits, out, err)
+    run_calibrate(run_dirs, out_path, trace, engine, hold_back.value, limits, out, err)

@@ -1,10 +1,12 @@
-"""`chatreel calibrate`: step costs fitted to a run folder until the engine in virtual time gives the run's TTFT and TPOT.
+"""`chatreel calibrate`: step costs fitted to run folders until the engine in virtual time gives the run's TTFT and TPOT.
 
 First a regression over the steps that the client saw (replay/sim/seen.py, replay/sim/fitting.py), then what passes before the
 scheduler sees a request, then factors on groups of costs, each tried out by simulating the run (replay/sim/tuning.py).
-Fitted on what was due in the first two thirds of each point; the last third is only compared.
+Fitted on what was due in two thirds of each point; the held-back third is only compared. That is its last third, and then the
+error holds how the server's speed changed meanwhile; or three stretches in between, and then it is of the model alone.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +29,10 @@ from replay.sim.tuning import Pair, Point, Tries, simulated, ttft_ms, tuned, val
 
 Floats = NDArray[np.float64]
 
-FIT_SHARE = 2 / 3
+HELD_BACK: dict[str, tuple[tuple[float, float], ...]] = {  # of the time of a point
+    "last": ((2 / 3, math.inf),),
+    "interleaved": ((1 / 9, 2 / 9), (4 / 9, 5 / 9), (7 / 9, 8 / 9)),  # in the middle of each third: a drift adds up to nothing
+}
 MIN_REQUESTS = 20
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_tokens": 16}
 BUDGETS = (8192, 256, 512, 1024, 2048, 4096, 16384, 32768)  # tried where nobody says; the default first: it wins a draw
@@ -86,20 +91,29 @@ class Calibration:
     notes: list[str]
 
 
-def calibrate(run_dir: Path, *, trace: Path | None = None, base: Preset | None = None, **limits: int | None) -> Calibration:
-    """`base`: an engine whose limits hold where neither `limits` nor the run says otherwise. Raises PlanError."""
-    facts = _facts(run_dir)
-    points = [_point(run_dir, facts, one, trace) for one in facts.points if one.stopped is None]
-    points = [one for one in points if len(one.outcomes) >= MIN_REQUESTS]
-    if not points:
-        raise PlanError("too little to fit", path=str(run_dir), wanted=f"a point with at least {MIN_REQUESTS} answered requests")
-    chosen, notes = _limits(run_dir, facts, base, limits)
+def calibrate(
+    *run_dirs: Path, trace: Path | None = None, base: Preset | None = None, hold_back: str = "last", **limits: int | None
+) -> Calibration:
+    """`base`: an engine whose limits hold where neither `limits` nor a run says otherwise. Raises PlanError.
+
+    Several runs: of one server.
+    """
+    runs = [(run_dir, _facts(run_dir)) for run_dir in run_dirs]
+    _require_one_server(runs)
+    facts = runs[0][1]
+    measured_points = [
+        _point(run_dir, run, one, trace, hold_back) for run_dir, run in runs for one in run.points if one.stopped is None
+    ]
+    points = [one for one in measured_points if one.outcomes]
+    if sum(len(one.outcomes) for one in points) < MIN_REQUESTS:
+        raise PlanError("too little to fit", path=str(run_dirs[0]), wanted=f"at least {MIN_REQUESTS} answered requests")
+    chosen, notes = _limits(runs, base, limits)
     fit = _with_unsaid(_with_cached(points, chosen, notes), chosen, notes)
     costs = fit.costs if fit is not None else base.costs if base is not None else None
     if costs is None:
         raise PlanError(
             "too few gaps between tokens to start from",
-            path=str(run_dir),
+            path=str(run_dirs[0]),
             wanted="streamed answers",
             next_step="Give an --engine",
         )
@@ -133,7 +147,14 @@ def _facts(run_dir: Path) -> RunFacts:
         raise PlanError("cannot be read", path=str(path), seen=str(error), wanted="what chatreel replay writes") from error
 
 
-def _point(run_dir: Path, run: RunFacts, facts: Facts, trace: Path | None) -> Point:
+def _require_one_server(runs: Sequence[tuple[Path, RunFacts]]) -> None:
+    said = [f"{run.model}, {run.kv_capacity_tokens} tokens of KV in blocks of {run.block_tokens}" for _, run in runs]
+    for (path, _), one in zip(runs, said, strict=True):
+        if one != said[0]:
+            raise PlanError("runs of different servers", path=str(path), seen=one, wanted=f"{said[0]}, as in {runs[0][0]}")
+
+
+def _point(run_dir: Path, run: RunFacts, facts: Facts, trace: Path | None, hold_back: str) -> Point:
     path = trace or Path(run.trace)
     if not path.exists():
         raise PlanError("the run's trace is not there", path=str(path), next_step="Give it with --trace")
@@ -151,15 +172,18 @@ def _point(run_dir: Path, run: RunFacts, facts: Facts, trace: Path | None) -> Po
         )
     outcomes, _ = read_outcomes(run_dir, facts.index)
     answered = {one.request_id: one for one in outcomes if one.error_kind is None and one.first_token_ns is not None}
-    return Point(plan=plan, outcomes=answered, cut_ns=int(plan.planned_ns[-1] * FIT_SHARE))
+    span_s = float(plan.planned_ns[-1]) / 1e9
+    held_back = [(span_s * first, span_s * end) for first, end in HELD_BACK[hold_back]]
+    return Point(plan=plan, outcomes=answered, held_back=held_back, label=f"{facts.scale:g}x {facts.by}")
 
 
 def _limits(
-    run_dir: Path, facts: RunFacts, base: Preset | None, limits: Mapping[str, int | None]
+    runs: Sequence[tuple[Path, RunFacts]], base: Preset | None, limits: Mapping[str, int | None]
 ) -> tuple[dict[str, int], list[str]]:
     """As given, as the server told, as the base has them, as vLLM has them. Of a step only what somebody says."""
+    run_dir, facts = runs[0]
     told = {"block_tokens": facts.block_tokens, "kv_tokens": facts.kv_capacity_tokens or facts.points[0].kv_capacity_tokens}
-    told["max_num_seqs"] = _full_batch(run_dir, facts)
+    told["max_num_seqs"] = _full_batch(runs)
     bases = (
         {}
         if base is None
@@ -230,7 +254,7 @@ def _fit(points: Sequence[Point], limits: Mapping[str, int], *, carefully: bool 
                 max_num_batched_tokens=limits["max_num_batched_tokens"],
                 max_num_seqs=limits["max_num_seqs"],
                 before_s=before_s,
-                until_s=point.cut_ns / 1e9,
+                without=point.held_back,
             )
             for point in points
         ]
@@ -258,9 +282,10 @@ def _cost_s(engine: Preset, name: str) -> float:
     return float(engine.request_overhead_s if name == "request_overhead_s" else getattr(engine.costs, name))
 
 
-def _full_batch(run_dir: Path, facts: RunFacts) -> int | None:
+def _full_batch(runs: Sequence[tuple[Path, RunFacts]]) -> int | None:
     """max_num_seqs, where requests waited with KV to spare and never did more run: then the batch was full, not the memory."""
-    samples = [one for point in facts.points for one in read_lines(run_dir / f"point-{point.index}.samples.jsonl", Sample)[0]]
+    paths = [run_dir / f"point-{point.index}.samples.jsonl" for run_dir, facts in runs for point in facts.points]
+    samples = [one for path in paths for one in read_lines(path, Sample)[0]]
     most = max((int(one.running or 0) for one in samples), default=0)
     full = [one for one in samples if (one.waiting or 0) >= 2 and one.kv_usage is not None and one.kv_usage < 0.7]
     often = sum(int(one.running or 0) == most for one in full)
@@ -278,7 +303,7 @@ def _compare(points: Sequence[Point], engine: Preset) -> tuple[list[Figure], lis
     late: list[Pair] = []
     for point in points:
         for pair in simulated(point, engine, early=False):
-            (early if pair[0].planned_ns < point.cut_ns else late).append(pair)
+            (late if point.is_held_back(pair[0]) else early).append(pair)
     return _figures(early), _figures(late)
 
 

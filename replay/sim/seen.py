@@ -14,6 +14,7 @@ from replay.outcome import Outcome
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+type Spans = Sequence[tuple[float, float]]  # seconds since the start of a point: from, to before
 
 TOGETHER = 0.3  # of a short step: tokens of one step reach the client so far apart at most
 MIN_STARTS = 10
@@ -52,9 +53,9 @@ class Starts:
 
 
 def steps_of(
-    outcomes: Sequence[Outcome], *, max_num_batched_tokens: int, max_num_seqs: int, before_s: float, until_s: float
+    outcomes: Sequence[Outcome], *, max_num_batched_tokens: int, max_num_seqs: int, before_s: float, without: Spans = ()
 ) -> tuple[Steps, Starts]:
-    """`before_s`: from when a request is sent until the engine hears of it, as far as known. Steps that end by `until_s`."""
+    """Steps but for those that end `without`. `before_s`: from when a request is sent until the engine hears of it, as known."""
     done = [one for one in outcomes if one.first_token_ns and one.chunk_gaps_us and one.input_tokens and one.sent_ns is not None]
     tokens = _tokens(done)
     follows = tokens.gap_s > 0
@@ -83,11 +84,18 @@ def steps_of(
         doubtful=(gave < WHOLE * answering) | worked.doubtful,
         alone=np.where(alone_s > 0, 1.0, 0.0),
     )
-    early = end_s <= until_s
+    counts = ~within(end_s, without)
     sequences = answering + worked.prompts
     understood = (seconds > 0) & ~steps.doubtful & (tokens_done < max_num_batched_tokens)
-    starts = _starts(done, worked.begins, end_s, seconds, sequences, understood, max_num_seqs, before_s, until_s)
-    return steps.part(early & ((gave > 0) | (alone_s > 0))), starts
+    starts = _starts(done, worked.begins, end_s, seconds, sequences, understood, max_num_seqs, before_s, counts)
+    return steps.part(counts & ((gave > 0) | (alone_s > 0))), starts
+
+
+def within(at_s: Floats, spans: Spans) -> NDArray[np.bool_]:
+    found = np.zeros(np.shape(at_s), dtype=bool)
+    for first_s, end_s in spans:
+        found |= (at_s >= first_s) & (at_s < end_s)
+    return found
 
 
 def _alone_s(done: Sequence[Outcome], first_step: Ints, end_s: Floats) -> Floats:
@@ -113,13 +121,13 @@ def _starts(
     understood: NDArray[np.bool_],
     max_num_seqs: int,
     before_s: float,
-    until_s: float,
+    counts: NDArray[np.bool_],
 ) -> Starts:
     """A prompt begins with the step that it is in first, if the one before had room for it."""
     sent = np.array([one.sent_ns or 0 for one in done], dtype=np.float64) / 1e9
     before = np.maximum(begins - 1, 0)
     start = end_s[begins] - seconds[begins]
-    usual = (end_s[begins] <= until_s) & (begins > 0) & (seconds[begins] > 0) & understood[before]
+    usual = counts[begins] & (begins > 0) & (seconds[begins] > 0) & understood[before]
     usual &= np.abs(start - end_s[before]) < 0.2 * seconds[before]
     waited = usual & (sent + before_s < start - (1 + UNSURE) * seconds[before])
     usual &= sequences[before] < max_num_seqs
@@ -127,7 +135,7 @@ def _starts(
         earliest_s=(start - seconds[before] - sent)[usual],
         latest_s=(start - sent)[usual],
         held_up_by=sequences[before[waited]],
-        most=int(sequences[understood & (end_s <= until_s)].max(initial=0)),
+        most=int(sequences[understood & counts].max(initial=0)),
     )
 
 

@@ -10,6 +10,7 @@ from replay.judge.metrics import tpot_ms
 from replay.outcome import Outcome
 from replay.plan.plan import Plan
 from replay.sim.presets import Preset
+from replay.sim.seen import Spans, within
 from replay.sim.virtual import play
 
 Floats = NDArray[np.float64]
@@ -35,7 +36,11 @@ CLOSE = 0.005  # mean of the logarithms, where nothing is left to do
 class Point:
     plan: Plan
     outcomes: dict[int, Outcome]  # answered ones, by number in the plan
-    cut_ns: int  # due before: fitted; after: held back
+    held_back: Spans  # what is due in these is not fitted
+    label: str = ""  # of points that are one load, measured again
+
+    def is_held_back(self, one: Outcome) -> bool:
+        return bool(within(np.array(one.planned_ns / 1e9), self.held_back))
 
 
 def ttft_ms(one: Outcome) -> float:
@@ -50,7 +55,7 @@ def values_of(measure: Callable[[Outcome], float | None], outcomes: Sequence[Out
 
 def simulated(point: Point, engine: Preset, *, early: bool) -> list[Pair]:
     """Of requests that both answered; `early`: of the fitted part, and no further."""
-    wanted = {number for number, one in point.outcomes.items() if not early or one.planned_ns < point.cut_ns}
+    wanted = {number for number, one in point.outcomes.items() if not early or not point.is_held_back(one)}
     pairs = []
     for one in play(point.plan, engine, replicas=1, router="rr", sample_s=1e9):
         if isinstance(one, Outcome) and one.request_id in wanted:
@@ -69,14 +74,18 @@ class Tries:
         self.points = points
         self.count = 0
 
-    def pairs(self, engine: Preset) -> list[list[Pair]]:
+    def pairs(self, engine: Preset) -> dict[str, list[Pair]]:
+        """Of each load, over all times that it was measured."""
         self.count += 1
-        return [simulated(point, engine, early=True) for point in self.points]
+        found: dict[str, list[Pair]] = {}
+        for point in self.points:
+            found.setdefault(point.label, []).extend(simulated(point, engine, early=True))
+        return found
 
     def residuals(self, engine: Preset) -> Floats:
-        """Logarithms of predicted / measured at the quantiles of TTFT and TPOT, of every point."""
+        """Logarithms of predicted / measured at the quantiles of TTFT and TPOT, of every load."""
         found: list[float] = []
-        for pairs in self.pairs(engine):
+        for pairs in self.pairs(engine).values():
             for measure in (ttft_ms, tpot_ms):
                 seen = values_of(measure, [one for one, _ in pairs])
                 ours = values_of(measure, [other for _, other in pairs])

@@ -64,6 +64,22 @@ def test_a_server_that_does_not_say_what_it_had_cached_is_fitted_too(run_dir: Pa
     assert found.engine.costs.token_s == pytest.approx(HIDDEN.token_s, rel=0.1)
 
 
+def test_stretches_in_between_are_held_back_and_runs_are_fitted_together(run_dir: Path) -> None:
+    found = calibrate(run_dir, run_dir, hold_back="interleaved", max_num_batched_tokens=512)
+
+    assert found.engine.costs.token_s == pytest.approx(HIDDEN.token_s, rel=0.05)
+    errors = {one.name: one.error for one in found.held_back}
+    assert abs(errors["TTFT p50, ms"]) < 0.02 and abs(errors["TPOT p50, ms"]) < 0.005
+
+
+def test_runs_of_different_servers_are_not_fitted_together(run_dir: Path, tmp_path: Path) -> None:
+    facts = msgspec.json.decode((run_dir / "run.json").read_bytes())
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode({**facts, "kv_capacity_tokens": 16}))
+
+    with pytest.raises(PlanError, match="different servers"):
+        calibrate(run_dir, tmp_path)
+
+
 def test_a_run_without_its_trace_says_so(run_dir: Path, tmp_path: Path) -> None:
     facts = msgspec.json.decode((run_dir / "run.json").read_bytes())
     (tmp_path / "run.json").write_bytes(msgspec.json.encode({**facts, "trace": str(tmp_path / "gone.parquet")}))

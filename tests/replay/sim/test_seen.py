@@ -37,7 +37,7 @@ def outcomes_of(requests: int, gap_s: float, engine: object = ENGINE) -> list[Ou
 
 
 def seen(outcomes: list[Outcome], budget: int = BUDGET, most: int = MOST) -> tuple[Steps, Starts]:
-    return steps_of(outcomes, max_num_batched_tokens=budget, max_num_seqs=most, before_s=BEFORE_S, until_s=np.inf)
+    return steps_of(outcomes, max_num_batched_tokens=budget, max_num_seqs=most, before_s=BEFORE_S)
 
 
 @pytest.mark.parametrize("gap_s", [2.0, 0.3, 0.1])

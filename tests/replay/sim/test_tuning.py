@@ -19,7 +19,9 @@ WRONG = changed_by(ENGINE, np.log([1.4, 1.0, 0.8, 0.5]))
 def point() -> Point:
     plan = chats(40, 3)
     outcomes = [one for one in play(plan, ENGINE, replicas=1, router="rr", sample_s=1e9) if isinstance(one, Outcome)]
-    return Point(plan=plan, outcomes={one.request_id: one for one in outcomes}, cut_ns=int(plan.planned_ns[-1]))
+    return Point(
+        plan=plan, outcomes={one.request_id: one for one in outcomes}, held_back=[(float(plan.planned_ns[-1]) / 1e9, np.inf)]
+    )
 
 
 def test_costs_that_no_step_told_are_moved_to_where_ttft_and_tpot_are_right(point: Point) -> None:
