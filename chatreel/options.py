@@ -19,6 +19,7 @@ SLO = Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot o
 METRICS_URL = Annotated[
     list[str] | None, typer.Option(help="Metrics page, if not TARGET/metrics; repeat it for the servers behind a router.")
 ]
+METRICS_HZ = Annotated[float, typer.Option(help="Readings of metrics per second, up to 10; a slow page has some skipped.")]
 ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")]
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]
 

@@ -72,6 +72,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation_tokens: float | None = None
     servers: dict[str, dict[str, float]] = {}  # several: the gauges of each metrics URL; above: sums, KV usage their mean
     metrics_missing: list[str] = []  # metrics URLs that gave nothing at this moment
+    metrics_late: list[str] = []  # those that had not answered yet: their gauges are not in the figures above
     client_in_flight: int | None = None
     client_cpu_share: float | None = None  # of one core, since the previous sample
     client_loop_lag_ns: int | None = None  # worst delay of the event loop since the previous sample

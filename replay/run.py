@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-import httpx
 import msgspec
 import numpy as np
 import uvloop
@@ -23,6 +22,7 @@ import uvloop
 from replay.beside import beside
 from replay.edge.client import Client, TransportName, client_for
 from replay.edge.probe import Target, probe
+from replay.edge.scrape import Reading as ServerReading
 from replay.edge.scrape import Scraper
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy
@@ -37,7 +37,8 @@ from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, Until, backg
 from replay.workers import Workers
 from tracer.limits import lift_file_limit
 
-SAMPLE_S = 0.25
+METRICS_HZ, FASTEST_HZ = 4.0, 10.0
+PATIENCE = 0.8  # of the time between two samples: a page that takes longer is in one of the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class ReplayConfig:
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
     metrics_urls: tuple[str, ...] = ()  # none: the target's own
+    metrics_hz: float = METRICS_HZ
     kv_tokens: int | None = None
     timeout_s: float = 600.0
     drain_s: float = 600.0
@@ -108,6 +110,10 @@ class Connected:
 @contextlib.asynccontextmanager
 async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
     """The target found out and ready to be sent to. Raises PlanError if it is not usable."""
+    if not 0 < config.metrics_hz <= FASTEST_HZ:
+        raise PlanError(
+            "cannot read metrics so often", seen=f"--metrics-hz {config.metrics_hz:g}", wanted=f"above 0, at most {FASTEST_HZ:g}"
+        )
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
@@ -224,7 +230,7 @@ async def send_point(
         sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
     else:
         sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
-    watch = _Watch(link.target, link.client.http, sender, progress, on_progress)
+    watch = _Watch(Scraper(link.client.http, link.target.metrics_urls), 1 / config.metrics_hz, sender, progress, on_progress)
     with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
         await watch.run(samples)
 
@@ -248,6 +254,7 @@ def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
         "returns_token_ids": target.returns_token_ids,
         "has_metrics": target.has_metrics,
         "metrics_urls": target.metrics_urls,
+        "metrics_hz": config.metrics_hz,
         "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
         "block_tokens": target.block_tokens,
         "seed": config.seed,
@@ -335,36 +342,34 @@ class _Sender(Protocol):
 
 
 class _Watch:
-    """Server and client, looked at four times a second while a point runs."""
+    """Server and client, looked at every `period_s` while a point runs, however long the server's pages take."""
 
-    def __init__(
-        self,
-        target: Target,
-        http: httpx.AsyncClient,
-        sender: _Sender,
-        progress: Progress,
-        on_progress: OnProgress,
-    ) -> None:
+    def __init__(self, scraper: Scraper, period_s: float, sender: _Sender, progress: Progress, on_progress: OnProgress) -> None:
+        self.scraper, self.period_s = scraper, period_s
         self.sender = sender
         self.progress = progress
         self.on_progress = on_progress
-        self.scraper = Scraper(http, target.metrics_urls)
 
     async def run(self, samples: BinaryIO) -> None:
         await self.sender.ready()
         self.start_ns = time.monotonic_ns() + LOOK_AHEAD_NS
-        await self._take_sample(samples)  # where the counters start
-        async with background(self._sample(samples)):
-            await self.sender.run(self.start_ns)
-        await self._take_sample(samples)  # counters as they are when all have ended
+        try:
+            self._take_sample(samples, await self.scraper.read())  # where the counters start
+            async with background(self._sample(samples)):
+                await self.sender.run(self.start_ns)
+            self._take_sample(samples, await self.scraper.read_afresh())  # counters as they are when all have ended
+        finally:
+            self.scraper.close()
 
     async def _sample(self, samples: BinaryIO) -> None:
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
         while True:
-            await self._take_sample(samples)
-            await asyncio.sleep(SAMPLE_S)
+            self._take_sample(samples, await self.scraper.read(PATIENCE * self.period_s))
+            next_s = max(next_s + self.period_s, loop.time())
+            await asyncio.sleep(next_s - loop.time())
 
-    async def _take_sample(self, samples: BinaryIO) -> None:
-        server = await self.scraper.read()
+    def _take_sample(self, samples: BinaryIO, server: ServerReading) -> None:
         shares = self.sender.counts()
         self.progress.update(shares)
         sample = Sample(
@@ -374,6 +379,7 @@ class _Watch:
             client_loop_lag_ns=max((one.loop_lag_ns for one in shares), default=0),
             servers=server.servers,
             metrics_missing=server.missing,
+            metrics_late=server.late,
             **server.values,
         )
         samples.write(msgspec.json.encode(sample) + b"\n")

@@ -51,6 +51,7 @@ class Setting:
     tokenizer: str
     api_key_env: str | None
     metrics_urls: tuple[str, ...]
+    metrics_hz: float
     timeout_s: float
     drain_s: float
     workers: int
@@ -280,6 +281,7 @@ def _replay_config(setting: Setting) -> ReplayConfig:
         tokenizer=setting.tokenizer,
         api_key_env=setting.api_key_env,
         metrics_urls=setting.metrics_urls,
+        metrics_hz=setting.metrics_hz,
         kv_tokens=setting.kv_tokens,
         timeout_s=setting.timeout_s,
         drain_s=setting.drain_s,

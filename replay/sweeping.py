@@ -20,7 +20,7 @@ from replay.judge.summary import LoadBy, load_label
 from replay.plan.load import Arrivals, as_long_as, at_rate, closed, stretch, twice
 from replay.plan.plan import Plan
 from replay.plan.scale import By, scale_plan
-from replay.run import planned, point_seeds, write_json
+from replay.run import METRICS_HZ, planned, point_seeds, write_json
 from replay.running import Load, Setting, opened
 
 Kind = Literal["concurrency", "rate", "scale"]
@@ -58,6 +58,7 @@ class SweepConfig:
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
     metrics_urls: tuple[str, ...] = ()
+    metrics_hz: float = METRICS_HZ
     timeout_s: float = 600.0
     drain_s: float = 60.0
     workers: int = 1
@@ -224,7 +225,7 @@ def load_name(config: SweepConfig, value: float) -> str:
 
 def _asked(config: SweepConfig) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
-    left_out = {"run_dir", "resume", "api_key_env", "workers"}
+    left_out = {"run_dir", "resume", "api_key_env", "metrics_hz", "workers"}
     asked = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in left_out}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**asked, "trace": str(config.trace)}))
     return plain
