@@ -105,23 +105,36 @@ def import_(
         err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command(epilog="Example: chatreel export conversation.parquet --format mooncake -o conversation.jsonl")
+@app.command(
+    epilog="Example: chatreel export conversation.parquet --format mooncake -o conversation.jsonl; chatreel export run --point 0 "
+    "-o replayed.parquet"
+)
 def export(
-    trace: TRACE,
+    trace: Annotated[Path, typer.Argument(help="A trace file, or the run folder of a replay or sweep.", show_default=False)],
     out_path: OUT,
     target_format: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             help="mooncake, azure, burstgpt, bailian, weka, ragpulse, csv; or for a tool: aiperf, aiperf_sessions (turns wait "
-            "for answers), guidellm, timed_trace (vllm bench serve), inference_perf, dynamo, dynamo_trace.",
+            "for answers), guidellm, timed_trace (vllm bench serve), inference_perf, dynamo, dynamo_trace. Left out for a run: "
+            "as a trace.",
         ),
-    ],
+    ] = None,
+    point: Annotated[int | None, typer.Option(help="Of a run of several points: which, from 0.")] = None,
+    source: Annotated[Path | None, typer.Option("--trace", help="Of a run: its trace, if that was moved.")] = None,
 ) -> None:
-    """Write a trace in a public format, or as input of another load generator; what that cannot hold is named."""
-    from chatreel.exporting import run_export
+    """Write a trace in a public format, or as input of another load generator; what that cannot hold is named.
 
-    for line in run_export(trace, out_path, target_format):
+    Of a run: what was sent and what came back, as a trace, to hold against its source by `chatreel compare`.
+    """
+    from chatreel.exporting import run_export, run_export_of_run
+
+    is_run = trace.is_dir()
+    lines = (
+        run_export_of_run(trace, out_path, target_format, point, source) if is_run else run_export(trace, out_path, target_format)
+    )
+    for line in lines:
         err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -144,10 +144,14 @@ class Book:
         return next((point for point in self.manifest["points"] if point["index"] == index), None)
 
     def load(self, index: int, value: float, nth: int = 0) -> Load:
-        """The load of a point; its seed and salt follow from the run's seed and its number. `nth`: sample at this value."""
-        config = self.config
-        for torn in config.run_dir.glob(f"point-{index}.*"):  # of a run that was killed
+        """The load of a point that is to be sent now. `nth`: sample at this value."""
+        for torn in self.config.run_dir.glob(f"point-{index}.*"):  # of a run that was killed
             torn.unlink()
+        return self.drawn(index, value, nth)
+
+    def drawn(self, index: int, value: float, nth: int = 0) -> Load:
+        """The load of a point; its seed and salt follow from the run's seed and its number."""
+        config = self.config
         seed, salt = point_seeds(config.seed, index)
         rng = np.random.default_rng(seed)
         plan = _LOADED[config.kind](self._stretch(nth, value) if config.is_sample else self.plan, value, config, rng)
