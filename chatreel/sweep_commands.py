@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from chatreel.options import ATTAIN, METRICS_HZ, METRICS_URL, SEED, SLO, TRACE
+from chatreel.options import ATTAIN, GPU, METRICS_HZ, METRICS_URL, SEED, SLO, TRACE
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -85,6 +85,7 @@ def sweep(
     api_key_env: Annotated[str | None, typer.Option()] = None,
     metrics_url: METRICS_URL = None,
     metrics_hz: METRICS_HZ = 4.0,
+    gpu: GPU = None,
     workers: Annotated[int, typer.Option()] = 1,
     slo: SLO = None,
     resume: RESUME = False,
@@ -120,6 +121,7 @@ def sweep(
         api_key_env=api_key_env,
         metrics_urls=tuple(metrics_url or ()),
         metrics_hz=metrics_hz,
+        gpu=gpu,
         workers=workers,
     )
     err.print(f"seed {seed}", highlight=False)
@@ -164,6 +166,7 @@ def capacity(
     api_key_env: Annotated[str | None, typer.Option()] = None,
     metrics_url: METRICS_URL = None,
     metrics_hz: METRICS_HZ = 4.0,
+    gpu: GPU = None,
     workers: Annotated[int, typer.Option()] = 1,
     resume: RESUME = False,
     seed: SEED = 0,
@@ -198,6 +201,7 @@ def capacity(
         api_key_env=api_key_env,
         metrics_urls=tuple(metrics_url or ()),
         metrics_hz=metrics_hz,
+        gpu=gpu,
         workers=workers,
     )
     whole = CapacityConfig(

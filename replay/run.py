@@ -21,6 +21,7 @@ import uvloop
 
 from replay.beside import beside
 from replay.edge.client import Client, TransportName, client_for
+from replay.edge.nvml import Nvml
 from replay.edge.probe import Target, probe
 from replay.edge.scrape import Reading as ServerReading
 from replay.edge.scrape import Scraper
@@ -55,6 +56,7 @@ class ReplayConfig:
     api_key_env: str | None = None
     metrics_urls: tuple[str, ...] = ()  # none: the target's own
     metrics_hz: float = METRICS_HZ
+    gpu: str | None = None  # nvml, or nvml:0,1: GPUs of this machine
     kv_tokens: int | None = None
     timeout_s: float = 600.0
     drain_s: float = 600.0
@@ -105,6 +107,7 @@ class Connected:
     target: Target
     workers: Workers | None
     headers: dict[str, str]
+    gpus: Nvml | None
 
 
 @contextlib.asynccontextmanager
@@ -117,6 +120,7 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
+        gpus = stack.enter_context(contextlib.closing(Nvml(config.gpu))) if config.gpu is not None else None
         workers = stack.enter_context(Workers(config.workers)) if config.workers > 1 else None  # they start while we look
         client = await stack.enter_async_context(client_for(config.timeout_s, headers, config.transport))
         target = await probe(
@@ -126,7 +130,7 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
             tokenizer=config.tokenizer,
             metrics_urls=config.metrics_urls,
         )
-        yield Connected(client=client, target=target, workers=workers, headers=headers)
+        yield Connected(client=client, target=target, workers=workers, headers=headers, gpus=gpus)
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
@@ -230,7 +234,8 @@ async def send_point(
         sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
     else:
         sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
-    watch = _Watch(Scraper(link.client.http, link.target.metrics_urls), 1 / config.metrics_hz, sender, progress, on_progress)
+    scraper = Scraper(link.client.http, link.target.metrics_urls, link.gpus)
+    watch = _Watch(scraper, 1 / config.metrics_hz, sender, progress, on_progress)
     with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
         await watch.run(samples)
 
@@ -255,6 +260,7 @@ def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
         "has_metrics": target.has_metrics,
         "metrics_urls": target.metrics_urls,
         "metrics_hz": config.metrics_hz,
+        "gpu": config.gpu,
         "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
         "block_tokens": target.block_tokens,
         "seed": config.seed,

@@ -52,6 +52,7 @@ class Setting:
     api_key_env: str | None
     metrics_urls: tuple[str, ...]
     metrics_hz: float
+    gpu: str | None
     timeout_s: float
     drain_s: float
     workers: int
@@ -282,6 +283,7 @@ def _replay_config(setting: Setting) -> ReplayConfig:
         api_key_env=setting.api_key_env,
         metrics_urls=setting.metrics_urls,
         metrics_hz=setting.metrics_hz,
+        gpu=setting.gpu,
         kv_tokens=setting.kv_tokens,
         timeout_s=setting.timeout_s,
         drain_s=setting.drain_s,

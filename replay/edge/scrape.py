@@ -1,12 +1,18 @@
 """The servers' /metrics, read on the replay's own clock while it runs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import httpx
 
 from replay.edge.engines import GAUGES, CounterBase, ServerState, joint, state_of, wanted_lines
+from replay.edge.nvml import NAME as NVML
+from replay.edge.nvml import Nvml
+
+type Source = Callable[[], Coroutine[Any, Any, ServerState | None]]
 
 TIMEOUT_S = 2.0
 AT_ONCE = 1 << 16  # characters that are looked through in one go, some 0.1 ms: what is due goes out between them
@@ -45,17 +51,19 @@ class Reading:
 class Scraper:
     """Reads the same pages again and again, counters across restarts of each server. A page is never asked twice at a time."""
 
-    def __init__(self, client: httpx.AsyncClient, urls: Sequence[str]) -> None:
-        self._client = client
-        self._counters = {url: CounterBase() for url in urls}
+    def __init__(self, client: httpx.AsyncClient, urls: Sequence[str], gpus: Nvml | None = None) -> None:
+        self._sources: dict[str, Source] = {url: partial(scrape, client, url) for url in urls}
+        if gpus is not None:
+            self._sources[NVML] = gpus.read
+        self._counters = {url: CounterBase() for url in self._sources}
         self._seen: dict[str, ServerState] = {}
         self._under_way: dict[str, asyncio.Task[ServerState | None]] = {}
 
     async def read(self, patience_s: float | None = None) -> Reading:
         """What has come within so long, or as long as it takes. What is late counts in the reading that finds it there."""
-        for url in self._counters:
+        for url in self._sources:
             if url not in self._under_way:
-                self._under_way[url] = asyncio.get_running_loop().create_task(scrape(self._client, url))
+                self._under_way[url] = asyncio.get_running_loop().create_task(self._sources[url]())
         if self._under_way:
             await asyncio.wait(self._under_way.values(), timeout=patience_s)
         return self._reading({url: task.result() for url, task in list(self._under_way.items()) if task.done()})

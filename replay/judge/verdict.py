@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from replay.judge import metrics, notes
+from replay.judge.gpu import gpu
 from replay.judge.metrics import Facts
 from replay.judge.series import series
 from replay.judge.summary import Note, Point, Slo, Summary
@@ -39,6 +40,7 @@ def judge_point(
     cpu_share = _busy_cpu_share(samples)
     lag = metrics.percentiles(_loop_lags_ms(samples))
     limits = notes.client_limits(late, latency, lag, cpu_share)
+    output_tokens_per_s = per_second(sum(one.output_tokens or 0 for one in finished))
     good, attained = metrics.goodput(steady, slos, width_s)
     point = Point(
         index=facts.index,
@@ -56,7 +58,7 @@ def judge_point(
         sent_per_s=None if was_killed else per_second(sum(metrics.is_within(one.sent_ns, window) for one in outcomes)),
         requests_per_s=per_second(len(finished)),
         input_tokens_per_s=per_second(sum(one.input_tokens or 0 for one in finished)),
-        output_tokens_per_s=per_second(sum(one.output_tokens or 0 for one in finished)),
+        output_tokens_per_s=output_tokens_per_s,
         input_tokens_exact_share=metrics.exact_share(outcomes, "input_tokens", "planned_input_tokens"),
         output_tokens_exact_share=metrics.exact_share(outcomes, "output_tokens", "planned_output_tokens"),
         latency=latency,
@@ -73,6 +75,7 @@ def judge_point(
         notes=limits,
         steady=facts.steady,
         little=facts.little,
+        gpu=gpu(samples, window, output_tokens_per_s),
         series=series(outcomes, samples, max(until_s, facts.planned_span_s) if is_whole else until_s, was_killed),
     )
     return msgspec.structs.replace(point, notes=[*limits, *_other_notes(point, facts, outcomes, samples)])
