@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
-from chatreel.options import ATTAIN, BY, GPU, METRICS_HZ, METRICS_URL, OUT, SEED, SLO, TRACE, By, numbers
+from chatreel.options import ATTAIN, BY, GPU, METRICS_HZ, METRICS_URL, OUT, SEED, SERVE_METRICS, SLO, TRACE, By, numbers
 from chatreel.sim_commands import add_to as add_sim_commands
 from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
@@ -350,6 +350,7 @@ def replay(
     metrics_url: METRICS_URL = None,
     metrics_hz: METRICS_HZ = 4.0,
     gpu: GPU = None,
+    serve_metrics: SERVE_METRICS = None,
     kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
     slo: SLO = None,
     attain: ATTAIN = 0.99,
@@ -382,6 +383,7 @@ def replay(
         metrics_urls=tuple(metrics_url or ()),
         metrics_hz=metrics_hz,
         gpu=gpu,
+        serve_metrics=serve_metrics,
         kv_tokens=kv_tokens,
         timeout_s=timeout,
         dequantise=not keep_grid,

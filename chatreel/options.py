@@ -25,6 +25,9 @@ GPU = Annotated[
     str | None,
     typer.Option(help="nvml, or nvml:0,1: also read the GPUs of this machine; others by a DCGM exporter's --metrics-url."),
 ]
+SERVE_METRICS = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Port of a page with the client's own series, on loopback.")
+]
 ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")]
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]
 

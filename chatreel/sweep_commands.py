@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from chatreel.options import ATTAIN, GPU, METRICS_HZ, METRICS_URL, SEED, SLO, TRACE
+from chatreel.options import ATTAIN, GPU, METRICS_HZ, METRICS_URL, SEED, SERVE_METRICS, SLO, TRACE
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -86,6 +86,7 @@ def sweep(
     metrics_url: METRICS_URL = None,
     metrics_hz: METRICS_HZ = 4.0,
     gpu: GPU = None,
+    serve_metrics: SERVE_METRICS = None,
     workers: Annotated[int, typer.Option()] = 1,
     slo: SLO = None,
     resume: RESUME = False,
@@ -122,6 +123,7 @@ def sweep(
         metrics_urls=tuple(metrics_url or ()),
         metrics_hz=metrics_hz,
         gpu=gpu,
+        serve_metrics=serve_metrics,
         workers=workers,
     )
     err.print(f"seed {seed}", highlight=False)
@@ -167,6 +169,7 @@ def capacity(
     metrics_url: METRICS_URL = None,
     metrics_hz: METRICS_HZ = 4.0,
     gpu: GPU = None,
+    serve_metrics: SERVE_METRICS = None,
     workers: Annotated[int, typer.Option()] = 1,
     resume: RESUME = False,
     seed: SEED = 0,
@@ -202,6 +205,7 @@ def capacity(
         metrics_urls=tuple(metrics_url or ()),
         metrics_hz=metrics_hz,
         gpu=gpu,
+        serve_metrics=serve_metrics,
         workers=workers,
     )
     whole = CapacityConfig(

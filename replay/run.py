@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -22,16 +22,19 @@ import uvloop
 from replay.beside import beside
 from replay.edge.client import Client, TransportName, client_for
 from replay.edge.nvml import Nvml
+from replay.edge.page import served
 from replay.edge.probe import Target, probe
 from replay.edge.scrape import Reading as ServerReading
 from replay.edge.scrape import Scraper
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy
+from replay.live import CONTENT_TYPE
 from replay.outcome import Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import Prediction, predict
 from replay.plan.scale import By, scale_plan
 from replay.plan.share import share_rows
+from replay.progress import OnProgress, Progress
 from replay.reading import Reading
 from replay.results import log_path
 from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, Until, background
@@ -56,6 +59,7 @@ class ReplayConfig:
     api_key_env: str | None = None
     metrics_urls: tuple[str, ...] = ()  # none: the target's own
     metrics_hz: float = METRICS_HZ
+    serve_metrics: int | None = None  # port of a page of the client's own series, on loopback
     gpu: str | None = None  # nvml, or nvml:0,1: GPUs of this machine
     kv_tokens: int | None = None
     timeout_s: float = 600.0
@@ -65,35 +69,6 @@ class ReplayConfig:
     workers: int = 1  # sending processes
     long_references: int = 4_000_000  # a point of more block references is read and predicted while it runs, not before
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
-
-
-@dataclass(slots=True)
-class Progress:
-    """Counters of the point that runs now, for a live line."""
-
-    scale: float
-    planned: int
-    predicted_hit_rate: float | None
-    sent: int = 0
-    ended: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    late_ns_max: int = 0
-    last_sample: Sample | None = None
-    stop_reason: str | None = None
-
-    @property
-    def in_flight(self) -> int:
-        return self.sent - self.ended
-
-    def update(self, shares: list[Counts]) -> None:
-        for name in ("sent", "ended", "errors", "prompt_tokens", "cached_tokens"):
-            setattr(self, name, sum(getattr(one, name) for one in shares))
-        self.late_ns_max = max((one.late_ns_max for one in shares), default=0)
-
-
-OnProgress = Callable[[Progress], None]
 
 
 def run_replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
@@ -108,6 +83,7 @@ class Connected:
     workers: Workers | None
     headers: dict[str, str]
     gpus: Nvml | None
+    live: list[Progress]  # the point that runs now, last
 
 
 @contextlib.asynccontextmanager
@@ -120,6 +96,10 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
+        live: list[Progress] = []
+        if config.serve_metrics is not None:
+            page = served(config.serve_metrics, CONTENT_TYPE, lambda: live[-1].openmetrics() if live else "# EOF\n")
+            await stack.enter_async_context(page)
         gpus = stack.enter_context(contextlib.closing(Nvml(config.gpu))) if config.gpu is not None else None
         workers = stack.enter_context(Workers(config.workers)) if config.workers > 1 else None  # they start while we look
         client = await stack.enter_async_context(client_for(config.timeout_s, headers, config.transport))
@@ -130,7 +110,7 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
             tokenizer=config.tokenizer,
             metrics_urls=config.metrics_urls,
         )
-        yield Connected(client=client, target=target, workers=workers, headers=headers, gpus=gpus)
+        yield Connected(client=client, target=target, workers=workers, headers=headers, gpus=gpus, live=live)
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
@@ -234,6 +214,7 @@ async def send_point(
         sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
     else:
         sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
+    link.live[:] = [progress]
     scraper = Scraper(link.client.http, link.target.metrics_urls, link.gpus)
     watch = _Watch(scraper, 1 / config.metrics_hz, sender, progress, on_progress)
     with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:

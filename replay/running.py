@@ -16,8 +16,9 @@ from replay.outcome import Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import rows_of
+from replay.progress import Progress
 from replay.results import log_path, read_lines, read_outcomes
-from replay.run import Connected, Progress, ReplayConfig, connected, interruptible, point_facts, send_point
+from replay.run import Connected, ReplayConfig, connected, interruptible, point_facts, send_point
 from replay.sharing import Job, Stop
 from replay.sim.engine import Engine
 from replay.sim.engines import engine_named
@@ -53,6 +54,7 @@ class Setting:
     metrics_urls: tuple[str, ...]
     metrics_hz: float
     gpu: str | None
+    serve_metrics: int | None
     timeout_s: float
     drain_s: float
     workers: int
@@ -284,6 +286,7 @@ def _replay_config(setting: Setting) -> ReplayConfig:
         metrics_urls=setting.metrics_urls,
         metrics_hz=setting.metrics_hz,
         gpu=setting.gpu,
+        serve_metrics=setting.serve_metrics,
         kv_tokens=setting.kv_tokens,
         timeout_s=setting.timeout_s,
         drain_s=setting.drain_s,

@@ -60,6 +60,7 @@ class SweepConfig:
     metrics_urls: tuple[str, ...] = ()
     metrics_hz: float = METRICS_HZ
     gpu: str | None = None
+    serve_metrics: int | None = None
     timeout_s: float = 600.0
     drain_s: float = 60.0
     workers: int = 1
@@ -230,7 +231,7 @@ def load_name(config: SweepConfig, value: float) -> str:
 
 def _asked(config: SweepConfig) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
-    left_out = {"run_dir", "resume", "api_key_env", "metrics_hz", "gpu", "workers"}
+    left_out = {"run_dir", "resume", "api_key_env", "metrics_hz", "gpu", "serve_metrics", "workers"}
     asked = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in left_out}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**asked, "trace": str(config.trace)}))
     return plain
