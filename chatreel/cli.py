@@ -3,7 +3,7 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -174,14 +174,17 @@ add_trace_commands(app)
 
 @app.command(epilog='Example: chatreel query t.parquet "select model, count(*) from trace group by 1"')
 def query(
-    trace: TRACE,
-    sql: Annotated[str, typer.Argument(help="SQL (DuckDB); the trace is the view `trace`.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A trace file, or the run folder of a replay.", show_default=False)],
+    sql: Annotated[
+        str,
+        typer.Argument(help="SQL (DuckDB); views: trace; of a run points, outcomes, samples.", show_default=False),
+    ],
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
-    """Run SQL on a trace."""
+    """Run SQL on a trace or on a run."""
     from chatreel.query import print_query
 
-    print_query(trace, sql, csv)
+    print_query(source, sql, csv)
 
 
 @app.command(epilog="Example: chatreel generate --preset chat -n 5000 --rate 4 -o chat.parquet")
@@ -399,18 +402,27 @@ add_sim_commands(app)
 add_sweep_commands(app)
 
 
-@app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")
+@app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts; chatreel report before after --format csv")
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder of a replay.", show_default=False)],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders of replay, sweep or predict.", show_default=False)
+    ],
     slo: SLO = None,
     attain: ATTAIN = 0.99,
+    how: Annotated[
+        Literal["json", "csv", "md", "html"] | None,
+        typer.Option("--format", help="Print only this, to stdout: csv has a row a point, of all runs."),
+    ] = None,
     images: Annotated[Path | None, typer.Option(help="Also write each chart as SVG and PNG into this folder.")] = None,
 ) -> None:
-    """Judge a run folder again: text, summary.json and report.html."""
+    """Judge run folders again: text, and summary.json and report.html in each; or one format on stdout."""
     from chatreel.replaying import parse_slos, write_reports
+    from chatreel.reporting import print_reports, worst
 
     slos = parse_slos(slo or [])
-    raise typer.Exit(write_reports(run_dir, slos, attain if slos else None, out, err, images))
+    if how is not None:
+        raise typer.Exit(print_reports(run_dirs, how, slos, attain if slos else None))
+    raise typer.Exit(worst([write_reports(one, slos, attain if slos else None, out, err, images) for one in run_dirs]))
 
 
 @app.command(epilog="Example: chatreel demo --quick")
