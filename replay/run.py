@@ -339,9 +339,10 @@ class _Watch:
 
     async def run(self, samples: BinaryIO) -> None:
         await self.sender.ready()
-        self.start_ns = time.monotonic_ns() + LOOK_AHEAD_NS
         try:
-            self._take_sample(samples, await self.scraper.read())  # where the counters start
+            before = await self.scraper.read()  # where the counters start; a slow page must not eat up the time until the first
+            self.start_ns = time.monotonic_ns() + LOOK_AHEAD_NS
+            self._take_sample(samples, before)
             async with background(self._sample(samples)):
                 await self.sender.run(self.start_ns)
             self._take_sample(samples, await self.scraper.read_afresh())  # counters as they are when all have ended
