@@ -33,7 +33,7 @@ def run_export_of_run(
 
     if target_format is not None:
         with tempfile.TemporaryDirectory(prefix="chatreel-export-") as folder:
-            yield from run_export_of_run(run_dir, Path(folder) / "run.parquet", None, point, trace)
+            list(run_export_of_run(run_dir, Path(folder) / "run.parquet", None, point, trace))
             yield from run_export(Path(folder) / "run.parquet", out_path, target_format)
         return
     done = retrace(run_dir, out_path, point=point, trace=trace)
@@ -41,5 +41,4 @@ def run_export_of_run(
     parts += [f"{done.failed:,} of them failed"] if done.failed else []
     parts += [f"{done.not_sent:,} more were never sent"] if done.not_sent else []
     yield f"{', '.join(parts)} ({done.label}) -> {out_path}"
-    if target_format is None and out_path.suffix == ".parquet":
-        yield f"compare: chatreel compare {trace or 'TRACE'} {out_path}"
+    yield f"compare: chatreel compare {trace or 'TRACE'} {out_path}"
