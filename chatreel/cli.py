@@ -3,13 +3,13 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from chatreel import __version__
-from chatreel.options import ATTAIN, BY, METRICS_URL, OUT, SEED, SLO, TRACE, By, numbers
+from chatreel.options import ATTAIN, BY, GPU, METRICS_HZ, METRICS_URL, OUT, SEED, SERVE_METRICS, SLO, TRACE, By, numbers
 from chatreel.sim_commands import add_to as add_sim_commands
 from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
@@ -108,23 +108,36 @@ def import_(
         err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command(epilog="Example: chatreel export conversation.parquet --format mooncake -o conversation.jsonl")
+@app.command(
+    epilog="Example: chatreel export conversation.parquet --format mooncake -o conversation.jsonl; chatreel export run --point 0 "
+    "-o replayed.parquet"
+)
 def export(
-    trace: TRACE,
+    trace: Annotated[Path, typer.Argument(help="A trace file, or the run folder of a replay or sweep.", show_default=False)],
     out_path: OUT,
     target_format: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             help="mooncake, azure, burstgpt, bailian, weka, ragpulse, csv; or for a tool: aiperf, aiperf_sessions (turns wait "
-            "for answers), guidellm, timed_trace (vllm bench serve), inference_perf, dynamo, dynamo_trace.",
+            "for answers), guidellm, timed_trace (vllm bench serve), inference_perf, dynamo, dynamo_trace. Left out for a run: "
+            "as a trace.",
         ),
-    ],
+    ] = None,
+    point: Annotated[int | None, typer.Option(help="Of a run of several points: which, from 0.")] = None,
+    source: Annotated[Path | None, typer.Option("--trace", help="Of a run: its trace, if that was moved.")] = None,
 ) -> None:
-    """Write a trace in a public format, or as input of another load generator; what that cannot hold is named."""
-    from chatreel.exporting import run_export
+    """Write a trace in a public format, or as input of another load generator; what that cannot hold is named.
 
-    for line in run_export(trace, out_path, target_format):
+    Of a run: what was sent and what came back, as a trace, to hold against its source by `chatreel compare`.
+    """
+    from chatreel.exporting import run_export, run_export_of_run
+
+    is_run = trace.is_dir()
+    lines = (
+        run_export_of_run(trace, out_path, target_format, point, source) if is_run else run_export(trace, out_path, target_format)
+    )
+    for line in lines:
         err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -164,14 +177,17 @@ add_trace_commands(app)
 
 @app.command(epilog='Example: chatreel query t.parquet "select model, count(*) from trace group by 1"')
 def query(
-    trace: TRACE,
-    sql: Annotated[str, typer.Argument(help="SQL (DuckDB); the trace is the view `trace`.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A trace file, or the run folder of a replay.", show_default=False)],
+    sql: Annotated[
+        str,
+        typer.Argument(help="SQL (DuckDB); views: trace; of a run points, outcomes, samples.", show_default=False),
+    ],
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
-    """Run SQL on a trace."""
+    """Run SQL on a trace or on a run."""
     from chatreel.query import print_query
 
-    print_query(trace, sql, csv)
+    print_query(source, sql, csv)
 
 
 @app.command(epilog="Example: chatreel generate --preset chat -n 5000 --rate 4 -o chat.parquet")
@@ -342,6 +358,9 @@ def replay(
     hang_up: Annotated[bool, typer.Option(help="On the server, where and when the recorded client did.")] = True,
     retries: Annotated[int, typer.Option(min=0, help="Times to send a request again that failed before its first token.")] = 0,
     metrics_url: METRICS_URL = None,
+    metrics_hz: METRICS_HZ = 4.0,
+    gpu: GPU = None,
+    serve_metrics: SERVE_METRICS = None,
     kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
     slo: SLO = None,
     attain: ATTAIN = 0.99,
@@ -375,6 +394,9 @@ def replay(
         hang_up=hang_up,
         retries=retries,
         metrics_urls=tuple(metrics_url or ()),
+        metrics_hz=metrics_hz,
+        gpu=gpu,
+        serve_metrics=serve_metrics,
         kv_tokens=kv_tokens,
         timeout_s=timeout,
         dequantise=not keep_grid,
@@ -391,18 +413,27 @@ add_sweep_commands(app)
 add_tune_commands(app)
 
 
-@app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")
+@app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts; chatreel report before after --format csv")
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder of a replay.", show_default=False)],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders of replay, sweep or predict.", show_default=False)
+    ],
     slo: SLO = None,
     attain: ATTAIN = 0.99,
+    how: Annotated[
+        Literal["json", "csv", "md", "html"] | None,
+        typer.Option("--format", help="Print only this, to stdout: csv has a row a point, of all runs."),
+    ] = None,
     images: Annotated[Path | None, typer.Option(help="Also write each chart as SVG and PNG into this folder.")] = None,
 ) -> None:
-    """Judge a run folder again: text, summary.json and report.html."""
+    """Judge run folders again: text, and summary.json and report.html in each; or one format on stdout."""
     from chatreel.replaying import parse_slos, write_reports
+    from chatreel.reporting import print_reports, worst
 
     slos = parse_slos(slo or [])
-    raise typer.Exit(write_reports(run_dir, slos, attain if slos else None, out, err, images))
+    if how is not None:
+        raise typer.Exit(print_reports(run_dirs, how, slos, attain if slos else None))
+    raise typer.Exit(worst([write_reports(one, slos, attain if slos else None, out, err, images) for one in run_dirs]))
 
 
 @app.command(epilog="Example: chatreel demo --quick")

@@ -17,7 +17,16 @@ OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
 SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
 SLO = Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")]
 METRICS_URL = Annotated[
-    list[str] | None, typer.Option(help="Metrics page, if not TARGET/metrics; repeat it for the servers behind a router.")
+    list[str] | None,
+    typer.Option(help="Metrics page, if not TARGET/metrics; repeat it for the servers behind a router, or for a DCGM exporter."),
+]
+METRICS_HZ = Annotated[float, typer.Option(help="Readings of metrics per second, up to 10; a slow page has some skipped.")]
+GPU = Annotated[
+    str | None,
+    typer.Option(help="nvml, or nvml:0,1: also read the GPUs of this machine; others by a DCGM exporter's --metrics-url."),
+]
+SERVE_METRICS = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Port of a page with the client's own series, on loopback.")
 ]
 ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")]
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]

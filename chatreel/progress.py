@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from replay.run import Progress as PointProgress
+from replay.progress import Progress as PointProgress
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from chatreel.options import ATTAIN, METRICS_URL, SEED, SLO, TRACE
+from chatreel.options import ATTAIN, GPU, METRICS_HZ, METRICS_URL, SEED, SERVE_METRICS, SLO, TRACE
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -84,6 +84,9 @@ def sweep(
     tokenizer: Annotated[str, typer.Option()] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option()] = None,
     metrics_url: METRICS_URL = None,
+    metrics_hz: METRICS_HZ = 4.0,
+    gpu: GPU = None,
+    serve_metrics: SERVE_METRICS = None,
     workers: Annotated[int, typer.Option()] = 1,
     slo: SLO = None,
     resume: RESUME = False,
@@ -118,6 +121,9 @@ def sweep(
         tokenizer=tokenizer,
         api_key_env=api_key_env,
         metrics_urls=tuple(metrics_url or ()),
+        metrics_hz=metrics_hz,
+        gpu=gpu,
+        serve_metrics=serve_metrics,
         workers=workers,
     )
     err.print(f"seed {seed}", highlight=False)
@@ -161,6 +167,9 @@ def capacity(
     tokenizer: Annotated[str, typer.Option()] = "cl100k",
     api_key_env: Annotated[str | None, typer.Option()] = None,
     metrics_url: METRICS_URL = None,
+    metrics_hz: METRICS_HZ = 4.0,
+    gpu: GPU = None,
+    serve_metrics: SERVE_METRICS = None,
     workers: Annotated[int, typer.Option()] = 1,
     resume: RESUME = False,
     seed: SEED = 0,
@@ -194,6 +203,9 @@ def capacity(
         tokenizer=tokenizer,
         api_key_env=api_key_env,
         metrics_urls=tuple(metrics_url or ()),
+        metrics_hz=metrics_hz,
+        gpu=gpu,
+        serve_metrics=serve_metrics,
         workers=workers,
     )
     whole = CapacityConfig(

@@ -8,36 +8,41 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-import httpx
 import msgspec
 import numpy as np
 import uvloop
 
 from replay.beside import beside
 from replay.edge.client import Client, TransportName, client_for
+from replay.edge.nvml import Nvml
+from replay.edge.page import served
 from replay.edge.probe import Target, probe
+from replay.edge.scrape import Reading as ServerReading
 from replay.edge.scrape import Scraper
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy
+from replay.live import CONTENT_TYPE
 from replay.outcome import Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import Prediction, predict
 from replay.plan.scale import By, scale_plan
 from replay.plan.share import share_rows
+from replay.progress import OnProgress, Progress
 from replay.reading import Reading
 from replay.results import log_path
 from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, Until, background
 from replay.workers import Workers
 from tracer.limits import lift_file_limit
 
-SAMPLE_S = 0.25
+METRICS_HZ, FASTEST_HZ = 4.0, 10.0
+PATIENCE = 0.8  # of the time between two samples: a page that takes longer is in one of the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,9 @@ class ReplayConfig:
     api_key_env: str | None = None
     api_key_file: Path | None = None
     metrics_urls: tuple[str, ...] = ()  # none: the target's own
+    metrics_hz: float = METRICS_HZ
+    serve_metrics: int | None = None  # port of a page of the client's own series, on loopback
+    gpu: str | None = None  # nvml, or nvml:0,1: GPUs of this machine
     kv_tokens: int | None = None
     timeout_s: float = 600.0
     drain_s: float = 600.0
@@ -64,35 +72,6 @@ class ReplayConfig:
     hang_up: bool = True  # where the recorded clients did
     retries: int = 0  # of a request that failed before its first token
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
-
-
-@dataclass(slots=True)
-class Progress:
-    """Counters of the point that runs now, for a live line."""
-
-    scale: float
-    planned: int
-    predicted_hit_rate: float | None
-    sent: int = 0
-    ended: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    late_ns_max: int = 0
-    last_sample: Sample | None = None
-    stop_reason: str | None = None
-
-    @property
-    def in_flight(self) -> int:
-        return self.sent - self.ended
-
-    def update(self, shares: list[Counts]) -> None:
-        for name in ("sent", "ended", "errors", "prompt_tokens", "cached_tokens"):
-            setattr(self, name, sum(getattr(one, name) for one in shares))
-        self.late_ns_max = max((one.late_ns_max for one in shares), default=0)
-
-
-OnProgress = Callable[[Progress], None]
 
 
 def run_replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
@@ -106,14 +85,25 @@ class Connected:
     target: Target
     workers: Workers | None
     headers: dict[str, str]
+    gpus: Nvml | None
+    live: list[Progress]  # the point that runs now, last
 
 
 @contextlib.asynccontextmanager
 async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
     """The target found out and ready to be sent to. Raises PlanError if it is not usable."""
+    if not 0 < config.metrics_hz <= FASTEST_HZ:
+        raise PlanError(
+            "cannot read metrics so often", seen=f"--metrics-hz {config.metrics_hz:g}", wanted=f"above 0, at most {FASTEST_HZ:g}"
+        )
     headers = _headers(config)
     lift_file_limit()
     async with contextlib.AsyncExitStack() as stack:
+        live: list[Progress] = []
+        if config.serve_metrics is not None:
+            page = served(config.serve_metrics, CONTENT_TYPE, lambda: live[-1].openmetrics() if live else "# EOF\n")
+            await stack.enter_async_context(page)
+        gpus = stack.enter_context(contextlib.closing(Nvml(config.gpu))) if config.gpu is not None else None
         workers = stack.enter_context(Workers(config.workers)) if config.workers > 1 else None  # they start while we look
         client = await stack.enter_async_context(client_for(config.timeout_s, headers, config.transport))
         target = await probe(
@@ -123,7 +113,7 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
             tokenizer=config.tokenizer,
             metrics_urls=config.metrics_urls,
         )
-        yield Connected(client=client, target=target, workers=workers, headers=headers)
+        yield Connected(client=client, target=target, workers=workers, headers=headers, gpus=gpus, live=live)
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
@@ -235,7 +225,9 @@ async def send_point(
         sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
     else:
         sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
-    watch = _Watch(link.target, link.client.http, sender, progress, on_progress)
+    link.live[:] = [progress]
+    scraper = Scraper(link.client.http, link.target.metrics_urls, link.gpus)
+    watch = _Watch(scraper, 1 / config.metrics_hz, sender, progress, on_progress)
     with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
         await watch.run(samples)
 
@@ -276,6 +268,8 @@ def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
         "returns_token_ids": target.returns_token_ids,
         "has_metrics": target.has_metrics,
         "metrics_urls": target.metrics_urls,
+        "metrics_hz": config.metrics_hz,
+        "gpu": config.gpu,
         "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
         "block_tokens": target.block_tokens,
         "seed": config.seed,
@@ -365,36 +359,35 @@ class _Sender(Protocol):
 
 
 class _Watch:
-    """Server and client, looked at four times a second while a point runs."""
+    """Server and client, looked at every `period_s` while a point runs, however long the server's pages take."""
 
-    def __init__(
-        self,
-        target: Target,
-        http: httpx.AsyncClient,
-        sender: _Sender,
-        progress: Progress,
-        on_progress: OnProgress,
-    ) -> None:
+    def __init__(self, scraper: Scraper, period_s: float, sender: _Sender, progress: Progress, on_progress: OnProgress) -> None:
+        self.scraper, self.period_s = scraper, period_s
         self.sender = sender
         self.progress = progress
         self.on_progress = on_progress
-        self.scraper = Scraper(http, target.metrics_urls)
 
     async def run(self, samples: BinaryIO) -> None:
         await self.sender.ready()
-        self.start_ns = time.monotonic_ns() + LOOK_AHEAD_NS
-        await self._take_sample(samples)  # where the counters start
-        async with background(self._sample(samples)):
-            await self.sender.run(self.start_ns)
-        await self._take_sample(samples)  # counters as they are when all have ended
+        try:
+            before = await self.scraper.read()  # where the counters start; a slow page must not eat up the time until the first
+            self.start_ns = time.monotonic_ns() + LOOK_AHEAD_NS
+            self._take_sample(samples, before)
+            async with background(self._sample(samples)):
+                await self.sender.run(self.start_ns)
+            self._take_sample(samples, await self.scraper.read_afresh())  # counters as they are when all have ended
+        finally:
+            self.scraper.close()
 
     async def _sample(self, samples: BinaryIO) -> None:
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
         while True:
-            await self._take_sample(samples)
-            await asyncio.sleep(SAMPLE_S)
+            self._take_sample(samples, await self.scraper.read(PATIENCE * self.period_s))
+            next_s = max(next_s + self.period_s, loop.time())
+            await asyncio.sleep(next_s - loop.time())
 
-    async def _take_sample(self, samples: BinaryIO) -> None:
-        server = await self.scraper.read()
+    def _take_sample(self, samples: BinaryIO, server: ServerReading) -> None:
         shares = self.sender.counts()
         self.progress.update(shares)
         sample = Sample(
@@ -404,6 +397,7 @@ class _Watch:
             client_loop_lag_ns=max((one.loop_lag_ns for one in shares), default=0),
             servers=server.servers,
             metrics_missing=server.missing,
+            metrics_late=server.late,
             **server.values,
         )
         samples.write(msgspec.json.encode(sample) + b"\n")

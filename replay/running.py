@@ -16,8 +16,9 @@ from replay.outcome import Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
 from replay.plan.scale import rows_of
+from replay.progress import Progress
 from replay.results import log_path, read_lines, read_outcomes
-from replay.run import Connected, Progress, ReplayConfig, connected, interruptible, point_facts, send_point
+from replay.run import Connected, ReplayConfig, connected, interruptible, point_facts, send_point
 from replay.sharing import Job, Stop
 from replay.sim.engine import Engine
 from replay.sim.engines import engine_named
@@ -51,6 +52,9 @@ class Setting:
     tokenizer: str
     api_key_env: str | None
     metrics_urls: tuple[str, ...]
+    metrics_hz: float
+    gpu: str | None
+    serve_metrics: int | None
     timeout_s: float
     drain_s: float
     workers: int
@@ -280,6 +284,9 @@ def _replay_config(setting: Setting) -> ReplayConfig:
         tokenizer=setting.tokenizer,
         api_key_env=setting.api_key_env,
         metrics_urls=setting.metrics_urls,
+        metrics_hz=setting.metrics_hz,
+        gpu=setting.gpu,
+        serve_metrics=setting.serve_metrics,
         kv_tokens=setting.kv_tokens,
         timeout_s=setting.timeout_s,
         drain_s=setting.drain_s,

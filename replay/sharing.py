@@ -18,6 +18,7 @@ from replay.edge.alarm import Alarm
 from replay.edge.bodies import PATHS, api_of, body_of, streamed
 from replay.edge.client import Client, Exchange
 from replay.edge.probe import Target
+from replay.live import Tally
 from replay.outcome import Outcome
 from replay.plan.pacer import Pacer
 from replay.plan.plan import Ints, Plan
@@ -58,7 +59,9 @@ class Counts:
     errors: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    output_tokens: int = 0
     late_ns_max: int = 0
+    tally: Tally = field(default_factory=Tally)
     stop_reason: str | None = None
     loop_lag_ns: int = 0  # worst delay of the event loop: a stalled loop stamps every token late
     cpu_share: float = 0.0  # of one core, by the event loop and all that runs in it
@@ -292,6 +295,8 @@ class Share:
         counts.errors += seen.error_kind not in (None, "client_abort")
         counts.prompt_tokens += outcome.input_tokens or 0
         counts.cached_tokens += outcome.cached_tokens or 0
+        counts.output_tokens += outcome.output_tokens or 0
+        counts.tally.add(outcome)
         counts.late_ns_max = max(counts.late_ns_max, (outcome.sent_ns or 0) - outcome.planned_ns)
         if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
             self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])

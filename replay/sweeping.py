@@ -20,7 +20,7 @@ from replay.judge.summary import LoadBy, load_label
 from replay.plan.load import Arrivals, as_long_as, at_rate, closed, stretch, twice
 from replay.plan.plan import Plan
 from replay.plan.scale import By, scale_plan
-from replay.run import planned, point_seeds, write_json
+from replay.run import METRICS_HZ, planned, point_seeds, write_json
 from replay.running import Load, Setting, opened
 
 Kind = Literal["concurrency", "rate", "scale"]
@@ -58,6 +58,9 @@ class SweepConfig:
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
     metrics_urls: tuple[str, ...] = ()
+    metrics_hz: float = METRICS_HZ
+    gpu: str | None = None
+    serve_metrics: int | None = None
     timeout_s: float = 600.0
     drain_s: float = 60.0
     workers: int = 1
@@ -143,10 +146,14 @@ class Book:
         return next((point for point in self.manifest["points"] if point["index"] == index), None)
 
     def load(self, index: int, value: float, nth: int = 0) -> Load:
-        """The load of a point; its seed and salt follow from the run's seed and its number. `nth`: sample at this value."""
-        config = self.config
-        for torn in config.run_dir.glob(f"point-{index}.*"):  # of a run that was killed
+        """The load of a point that is to be sent now. `nth`: sample at this value."""
+        for torn in self.config.run_dir.glob(f"point-{index}.*"):  # of a run that was killed
             torn.unlink()
+        return self.drawn(index, value, nth)
+
+    def drawn(self, index: int, value: float, nth: int = 0) -> Load:
+        """The load of a point; its seed and salt follow from the run's seed and its number."""
+        config = self.config
         seed, salt = point_seeds(config.seed, index)
         rng = np.random.default_rng(seed)
         plan = _LOADED[config.kind](self._stretch(nth, value) if config.is_sample else self.plan, value, config, rng)
@@ -224,7 +231,7 @@ def load_name(config: SweepConfig, value: float) -> str:
 
 def _asked(config: SweepConfig) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
-    left_out = {"run_dir", "resume", "api_key_env", "workers"}
+    left_out = {"run_dir", "resume", "api_key_env", "metrics_hz", "gpu", "serve_metrics", "workers"}
     asked = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in left_out}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**asked, "trace": str(config.trace)}))
     return plain

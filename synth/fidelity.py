@@ -35,6 +35,7 @@ NOISE_FACTOR = 1.25
 KS_LIMIT, REUSE_KS_LIMIT, VARIATION_LIMIT = 0.05, 0.08, 0.05
 CURVE_LIMIT, AREA_LIMIT, FOOTPRINT_LIMIT = 0.03, 0.015, 0.05
 DISPERSION_RANGE = (0.7, 1.4)
+ANSWERED_SHARE = 0.99
 ENOUGH_WINDOWS = 10  # fewer counts tell nothing about their variance
 ENOUGH_VALUES = 20  # requests of half a trace: fewer tell nothing about its noise
 POINTS = 100
@@ -91,7 +92,7 @@ def compare(real: Trace, synth: Trace) -> Fidelity:
     first, second = Facts.of(head(real, requests)), Facts.of(head(synth, requests))
     halves = _halves(real)
     noise = tuple(Facts.of(half) for half in halves) if halves else None
-    gates: list[Gate] = []
+    gates = _answered(synth)
     left_out: dict[str, str] = {}
     for one in _measured(first, second, noise):
         if isinstance(one, Gate):
@@ -106,6 +107,16 @@ def compare(real: Trace, synth: Trace) -> Fidelity:
         real_curve=_points(first.curve, first.curve),
         synth_curve=_points(second.curve, first.curve),
     )
+
+
+def _answered(replayed: Trace) -> list[Gate]:
+    """Of the export of a run: answered / planned requests, which no distance of distributions tells."""
+    table, footer = replayed
+    planned = int(footer.notes.get("planned", 0))
+    if not planned or "slice_of" in footer.notes:
+        return []
+    answered = int((column(table, "output_tokens") >= 0).sum())
+    return [Gate(name="answered, of planned", kind="ratio", value=answered / planned, noise=None, least=ANSWERED_SHARE, most=1.0)]
 
 
 def head(trace: Trace, requests: int) -> Trace:

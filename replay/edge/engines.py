@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from replay.edge.gpus import DCGM_NAMES, GPU_COUNTERS, GPU_GAUGES, joint_gpus, of_dcgm
+
 # Our name -> their names, best first. Several in one entry are added up, one with a minus is taken off; an entry counts only
 # if the page has all of them. Counters may or may not carry `_total`. What an engine does not tell stays absent: TGI has neither
 # KV use nor hits, llama.cpp no KV use (old versions did), TensorRT-LLM no count of preemptions (its paused requests are a gauge).
@@ -72,12 +74,13 @@ _COUNTERS = {
         "dynamo_frontend_output_sequence_tokens_sum",
     ),
 }
-COUNTERS, GAUGES = tuple(_COUNTERS), tuple(_GAUGES)
+COUNTERS, GAUGES = (*_COUNTERS, *GPU_COUNTERS), (*_GAUGES, *GPU_GAUGES)
 _FRONT = "dynamo_frontend_"  # a router's own figures: they tell again what the engines behind it tell
 _INFO = "vllm:cache_config_info"
 _BLOCK, _BLOCKS, _TOKENS = "trtllm_kv_cache_tokens_per_block", "trtllm_kv_cache_max_blocks", "sglang:max_total_num_tokens"
 _THEIRS = {name.lstrip("-") for entries in (_GAUGES | _COUNTERS).values() for entry in entries for name in entry.split()}
-_WANTED = _THEIRS | {_INFO, _BLOCK, _BLOCKS, _TOKENS}
+_WANTED = _THEIRS | DCGM_NAMES | {_INFO, _BLOCK, _BLOCKS, _TOKENS}
+_NAMES = frozenset(_WANTED | {f"{name}_total" for name in _WANTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +92,35 @@ class ServerState:
     kv_capacity_tokens: int | None
     front: frozenset[str] = frozenset()  # names whose value is a router's
 
+    @property
+    def is_of_gpus(self) -> bool:
+        """A page that tells of GPUs and of no server."""
+        return all(name.startswith("gpu_") for name in self.values)
+
 
 def read_metrics(text: str) -> ServerState:
     """Normalise one exposition; several engines or models in it are added up, their KV usage averaged.
 
     A last line without its end is left out: half a number reads as a smaller one. Raises ValueError for lines that are none.
     """
+    return state_of(wanted_lines(text))
+
+
+def wanted_lines(text: str) -> list[str]:
+    """The few lines that are read. A page of vLLM has 600 an engine, nearly all of them buckets: parsed whole it takes 9 ms."""
+    return [line for line in text.split("\n")[:-1] if line.partition("{")[0].partition(" ")[0] in _NAMES]
+
+
+def state_of(lines: Sequence[str]) -> ServerState:
     totals: dict[str, list[float]] = {}
     configs: list[dict[str, str]] = []
-    # A page of vLLM has 600 lines and takes 9 ms to parse whole: too long for a loop that sends on time.
-    wanted = [line + "\n" for line in text.split("\n")[:-1] if _name(line) in _WANTED]
-    for family in text_string_to_metric_families("".join(wanted)):
-        for sample in family.samples:
-            if sample.name == _INFO:
-                configs.append(sample.labels)
-            else:
-                totals.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)
-    values: dict[str, float] = {}
+    for line in lines:
+        name = line.partition("{")[0].partition(" ")[0]
+        if name == _INFO:
+            configs += [one.labels for family in text_string_to_metric_families(line + "\n") for one in family.samples]
+        else:
+            totals.setdefault(name.removesuffix("_total"), []).append(_number_of(line))
+    values = of_dcgm(totals)
     front = set()
     for ours, entries in (_GAUGES | _COUNTERS).items():
         entry = next((one for one in entries if all(name.lstrip("-") in totals for name in one.split())), None)
@@ -117,8 +132,14 @@ def read_metrics(text: str) -> ServerState:
     return ServerState(values=values, block_tokens=block, kv_capacity_tokens=capacity, front=frozenset(front))
 
 
-def _name(line: str) -> str:
-    return line.partition("{")[0].partition(" ")[0].removesuffix("_total")
+def _number_of(line: str) -> float:
+    """Of `name{labels} value [time stamp]`; OpenMetrics may add ` # {exemplar}`. Raises ValueError."""
+    if " # " in line:
+        return next(one.value for family in text_string_to_metric_families(line + "\n") for one in family.samples)
+    words = line.rpartition("}")[2].split() if "{" in line else line.split()[1:]
+    if not words:
+        raise ValueError(f"no value in {line!r}")
+    return float(words[0])
 
 
 def _value(entry: str, totals: Mapping[str, list[float]]) -> float:
@@ -146,8 +167,8 @@ def joint(values: Sequence[ServerState]) -> dict[str, float]:
 
     What engines tell is not added to what the router in front of them tells of the same.
     """
-    found = {}
-    for name in (*GAUGES, *COUNTERS):
+    found = joint_gpus([one.values for one in values])
+    for name in (*_GAUGES, *_COUNTERS):
         having = [one for one in values if name in one.values]
         having = [one for one in having if name not in one.front] or having
         if not having:

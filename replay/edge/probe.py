@@ -31,14 +31,11 @@ class Target:
     returns_token_ids: bool
     vocabulary: Vocabulary
     overhead_tokens: int  # what the server adds to a text prompt: a BOS token, the template of a chat
-    metrics_urls: tuple[str, ...]  # none: it has no metrics
+    metrics_urls: tuple[str, ...]
+    has_metrics: bool  # any of these tells of the server; else of GPUs at most
     kv_capacity_tokens: int | None
     block_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def has_metrics(self) -> bool:
-        return bool(self.metrics_urls)
 
     @property
     def answers_reused(self) -> bool:
@@ -72,6 +69,7 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
         vocabulary=vocabulary,
         overhead_tokens=overhead,
         metrics_urls=tuple(pages),
+        has_metrics=any(not one.is_of_gpus for one in pages.values()),
         kv_capacity_tokens=_joint_capacity(pages, notes),
         block_tokens=next((one.block_tokens for one in pages.values() if one.block_tokens), None),
         notes=notes,
@@ -80,13 +78,6 @@ async def probe(client: Client, url: str, *, prompt_mode: str, tokenizer: str, m
 
 async def _metrics_pages(client: Client, url: str, named: Sequence[str], notes: list[str]) -> dict[str, ServerState]:
     """Raises PlanError if a page that was asked for is not one: hours later its figures would be missing."""
-    if not named:
-        for path in _METRICS_PATHS:
-            state = await scrape(client.http, url + path)
-            if state is not None:
-                return {url + path: state}
-        notes.append(f"no metrics at {url}{_METRICS_PATHS[0]}: KV usage, preemptions and queue cannot be shown")
-        return {}
     found = {}
     for page in named:
         state = await scrape(client.http, page)
@@ -94,17 +85,27 @@ async def _metrics_pages(client: Client, url: str, named: Sequence[str], notes: 
             raise PlanError(
                 "no metrics here that are known",
                 path=page,
-                wanted="the metrics page of vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp or Dynamo",
+                wanted="the metrics page of vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp or Dynamo, or of a DCGM exporter",
                 next_step="Check --metrics-url; SGLang wants --enable-metrics, llama.cpp --metrics",
             )
         found[page] = state
-    return found
+    return found if any(not one.is_of_gpus for one in found.values()) else found | await _own_page(client, url, notes)
+
+
+async def _own_page(client: Client, url: str, notes: list[str]) -> dict[str, ServerState]:
+    for path in _METRICS_PATHS:
+        state = await scrape(client.http, url + path)
+        if state is not None:
+            return {url + path: state}
+    notes.append(f"no metrics at {url}{_METRICS_PATHS[0]}: KV usage, preemptions and queue cannot be shown")
+    return {}
 
 
 def _joint_capacity(pages: dict[str, ServerState], notes: list[str]) -> int | None:
-    sizes = [one.kv_capacity_tokens for one in pages.values()]
+    engines = [one for one in pages.values() if not one.is_of_gpus]
+    sizes = [one.kv_capacity_tokens for one in engines]
     known = [one for one in sizes if one is not None]
-    if not known or (None in sizes and not all(one.front for one in pages.values() if one.kv_capacity_tokens is None)):
+    if not known or (None in sizes and not all(one.front for one in engines if one.kv_capacity_tokens is None)):
         return None
     if len(known) > 1:
         notes.append(

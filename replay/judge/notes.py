@@ -18,6 +18,7 @@ OTHER_TRAFFIC_SHARE = 0.05
 LOAD_SHARE = 0.9
 ERROR_TEXTS = 2
 MISSED_SCRAPES = 0.02
+LATE_SCRAPES = 0.05
 UNEVEN_KV = 0.3  # of the cache, between the fullest server and the emptiest
 
 
@@ -231,6 +232,17 @@ def server_notes(samples: Sequence[Sample]) -> list[Note]:
                     seen=f"{url} gave no metrics in {count} of {len(samples)} readings",
                     why="its queue and KV use are missing then, and a restart between two readings cannot be seen",
                     action="look whether that server was up and answers within two seconds",
+                )
+            )
+    late = Counter(url for one in samples for url in one.metrics_late)
+    for url, count in sorted(late.items()):
+        if count > LATE_SCRAPES * len(samples):
+            notes.append(
+                Note(
+                    kind="metrics_late",
+                    seen=f"{url} was too slow for {count} of {len(samples)} readings, which were skipped",
+                    why="its gauges are missing in them, so that peaks of its queue and KV use may not have been seen",
+                    action="lower --metrics-hz; a page of seconds also takes time from the server itself",
                 )
             )
     kv: dict[str, list[float]] = {}

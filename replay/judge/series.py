@@ -47,6 +47,7 @@ def series(outcomes: Sequence[Outcome], samples: Sequence[Sample], duration_s: f
     tpot = binned((one.planned_ns, tpot_ms(one)) for one in done)
     offered: MaybeFloats = [*rate(one.planned_ns if one.recorded_ns is None else one.recorded_ns for one in outcomes)]
     unknown: MaybeFloats = [None] * bins
+    gpus = {name: gauge(name) for name in ("gpu_busy", "gpu_tensor_active", "gpu_memory_active", "gpu_power_w")}
     return Series(
         t_s=[(i + 0.5) * width for i in range(bins)],
         offered_per_s=unknown if was_killed else offered,
@@ -63,6 +64,7 @@ def series(outcomes: Sequence[Outcome], samples: Sequence[Sample], duration_s: f
         running=gauge("running"),
         waiting=gauge("waiting"),
         preemptions=counter("preemptions"),
+        **(gpus if any(one.gpu_count for one in samples) else {}),
     )
 
 

@@ -72,6 +72,23 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return self.hit_rate_usage if self.hit_rate_usage is not None else self.hit_rate_metrics
 
 
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs that were read, in the steady window; shares are means over GPUs, and percentiles over samples."""
+
+    count: int
+    busy: Percentiles | None  # share of time in which a kernel ran, however small
+    sm_active: Percentiles | None
+    tensor_active: Percentiles | None
+    memory_active: Percentiles | None  # share of cycles in which memory moved data: use of its bandwidth
+    memory_busy: Percentiles | None  # share of time in which memory was used at all
+    memory_used_share_max: float | None
+    clock_mhz: Percentiles | None
+    temperature_max_c: float | None
+    power_w: float | None  # of all of them, mean
+    power_max_w: float | None
+    energy_per_output_token_j: float | None
+
+
 class Little(msgspec.Struct, frozen=True, kw_only=True):
     """Little's law (1961) over the steady window, where it must hold: mean in flight = rate * mean time in the system."""
 
@@ -102,6 +119,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     running: list[float | None]
     waiting: list[float | None]
     preemptions: list[float | None]  # new ones in the bin
+    gpu_busy: list[float | None] = []
+    gpu_tensor_active: list[float | None] = []
+    gpu_memory_active: list[float | None] = []
+    gpu_power_w: list[float | None] = []
 
 
 SUSPECT = (
@@ -155,6 +176,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     series: Series
     steady: Steadiness | None = None  # of a sweep's points, as the next one
     little: Little | None = None
+    gpu: Gpu | None = None
 
     @property
     def label(self) -> str:

@@ -6,11 +6,13 @@ import msgspec
 
 from replay.judge import metrics, notes
 from replay.judge.doubts import doubts
+from replay.judge.gpu import gpu
 from replay.judge.metrics import Facts
 from replay.judge.series import series
 from replay.judge.summary import Note, Point, Slo, Summary
 from replay.outcome import Outcome, Sample
 
+QUARTER_NS = 250_000_000
 EXIT_OK, EXIT_INVALID, EXIT_SLO_MISSED = 0, 3, 4
 
 
@@ -37,8 +39,9 @@ def judge_point(
     again = chunked if chunked is None else (one for one in chunked if metrics.is_within(one.planned_ns, window))
     late, latency = metrics.lateness(steady), metrics.latency(steady, again)
     cpu_share = _busy_cpu_share(samples)
-    lag = metrics.percentiles(one.client_loop_lag_ns / 1e6 for one in samples if one.client_loop_lag_ns is not None)
+    lag = metrics.percentiles(_loop_lags_ms(samples))
     limits = notes.client_limits(late, latency, lag, cpu_share)
+    output_tokens_per_s = per_second(sum(one.output_tokens or 0 for one in finished))
     good, attained = metrics.goodput(steady, slos, width_s)
     point = Point(
         index=facts.index,
@@ -58,7 +61,7 @@ def judge_point(
         sent_per_s=None if was_killed else per_second(sum(metrics.is_within(one.sent_ns, window) for one in outcomes)),
         requests_per_s=per_second(len(finished)),
         input_tokens_per_s=per_second(sum(one.input_tokens or 0 for one in finished)),
-        output_tokens_per_s=per_second(sum(one.output_tokens or 0 for one in finished)),
+        output_tokens_per_s=output_tokens_per_s,
         input_tokens_exact_share=metrics.exact_share(outcomes, "input_tokens", "planned_input_tokens"),
         output_tokens_exact_share=metrics.exact_share(outcomes, "output_tokens", "planned_output_tokens"),
         latency=latency,
@@ -75,6 +78,7 @@ def judge_point(
         notes=limits,
         steady=facts.steady,
         little=facts.little,
+        gpu=gpu(samples, window, output_tokens_per_s),
         series=series(outcomes, samples, max(until_s, facts.planned_span_s) if is_whole else until_s, was_killed),
     )
     return msgspec.structs.replace(point, notes=[*limits, *_other_notes(point, facts, outcomes, samples)])
@@ -94,9 +98,23 @@ def _other_notes(point: Point, facts: Facts, outcomes: Sequence[Outcome], sample
     ]
 
 
+def _loop_lags_ms(samples: Sequence[Sample]) -> list[float]:
+    """The worst of each quarter second, however often the client was looked at."""
+    worst: dict[int, float] = {}
+    for one in samples:
+        if one.client_loop_lag_ns is not None:
+            at = one.t_ns // QUARTER_NS
+            worst[at] = max(worst.get(at, 0.0), one.client_loop_lag_ns / 1e6)
+    return list(worst.values())
+
+
 def _busy_cpu_share(samples: Sequence[Sample]) -> float | None:
-    """Median share over the busiest tenth of the samples, at least three: one busy quarter second is no limit."""
-    shares = sorted(one.client_cpu_share for one in samples if one.client_cpu_share is not None)
+    """Median share over the busiest tenth of the quarter seconds, at least three: one busy quarter second is no limit."""
+    seen: dict[int, list[float]] = {}
+    for one in samples:
+        if one.client_cpu_share is not None:
+            seen.setdefault(one.t_ns // QUARTER_NS, []).append(one.client_cpu_share)
+    shares = sorted(sum(some) / len(some) for some in seen.values())
     busiest = shares[-max(3, len(shares) // 10) :]
     return busiest[len(busiest) // 2] if len(shares) >= 4 else None
 

@@ -36,6 +36,8 @@ def over_time(summary: Summary) -> dict[str, tuple[str, Chart]]:
         ("hit", "Prefix hit rate", "share of prompt tokens", "share", [_hit(one) for one in points]),
         ("kv", "KV cache in use by running requests", "share of KV blocks", "full", [_kv(one) for one in points]),
         ("queue", "Requests in the server", "requests", "count", [_queue(one) for one in points]),
+        ("gpu", "GPUs", "share", "full", [_gpu(one) for one in points]),
+        ("power", "Power of the GPUs", "W", "count", [_power(one) for one in points]),
         ("preemptions", "Preemptions, new ones per bin", "preemptions", "bars", [_preemptions(one) for one in points]),
     ]
     found = {name: (title, _panels(points, lines, unit, kind)) for name, title, unit, kind, lines in wanted}
@@ -67,6 +69,20 @@ def _kv(point: Point) -> list[Line]:
 
 def _queue(point: Point) -> list[Line]:
     return [("running", BLUE, SOLID, point.series.running), ("waiting", ORANGE, SOLID, point.series.waiting)]
+
+
+def _gpu(point: Point) -> list[Line]:
+    s = point.series
+    bandwidth, tensor = s.gpu_memory_active, s.gpu_tensor_active
+    return [
+        ("busy", GREY, DASHED, s.gpu_busy),
+        ("memory bandwidth", BLUE, SOLID, bandwidth),
+        ("tensor cores", ORANGE, SOLID, tensor),
+    ]
+
+
+def _power(point: Point) -> list[Line]:
+    return [("power", RED, SOLID, point.series.gpu_power_w)]
 
 
 def _preemptions(point: Point) -> list[Line]:

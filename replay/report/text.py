@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from replay.judge.summary import Note, Percentiles, Point, Summary
+from replay.judge.summary import Gpu, Note, Percentiles, Point, Summary
 
 LABEL_WIDTH, CELL_WIDTH = 34, 18  # columns: how many scales fit side by side
 VERDICT_STYLES = {
@@ -114,7 +114,33 @@ def figures(points: Sequence[Point]) -> list[Section]:
         ),
         row("later turns sent late", lambda p: str(p.late_turns)),
     ]
-    return [load, latency, cache, client]
+    return [load, latency, cache, client, *_gpus(points)]
+
+
+def _gpus(points: Sequence[Point]) -> list[Section]:
+    """Rows of what is known of any point."""
+    if not any(one.gpu for one in points):
+        return []
+
+    def shares(label: str, of: Callable[[Gpu], Percentiles | None]) -> tuple[str, Cells] | None:
+        seen = [one.gpu and of(one.gpu) for one in points]
+        return (label, [f"{_share(x.p50)} / {_share(x.max)}" if x else "-" for x in seen]) if any(seen) else None
+
+    def figure(label: str, of: Callable[[Gpu], float | None], shown: Callable[[float | None], str]) -> tuple[str, Cells] | None:
+        seen = [of(one.gpu) if one.gpu else None for one in points]
+        return (label, [shown(x) for x in seen]) if any(x is not None for x in seen) else None
+
+    rows = [
+        figure("GPUs", lambda g: g.count, _number),
+        shares("GPU busy p50 / max", lambda g: g.busy),
+        shares("tensor cores active p50 / max", lambda g: g.tensor_active),
+        shares("memory bandwidth p50 / max", lambda g: g.memory_active),
+        shares("memory busy p50 / max", lambda g: g.memory_busy),
+        figure("GPU memory in use, max", lambda g: g.memory_used_share_max, _share),
+        figure("power, W", lambda g: g.power_w, _digits),
+        figure("energy, J per output token", lambda g: g.energy_per_output_token_j, _digits),
+    ]
+    return [[one for one in rows if one is not None]]
 
 
 def _pair(value: Percentiles | None) -> str:

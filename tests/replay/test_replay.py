@@ -14,8 +14,9 @@ from pyarrow.parquet import read_table as read_parquet
 
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
+from replay.progress import Progress
 from replay.results import read_lines, read_outcomes
-from replay.run import Progress, ReplayConfig, replay
+from replay.run import ReplayConfig, replay
 from replay.sim.api import Ask
 from replay.sim.engine import Request as EngineRequest
 from replay.sim.server import ServerConfig, Simulator, Stream, serving

@@ -85,3 +85,64 @@ def test_sglang_and_vllm_side_by_side() -> None:
     found = joint([read_metrics(engine(5, 1, 0.5)), read_metrics("sglang:num_running_reqs 2\nsglang:token_usage 0.1\n")])
 
     assert found == {"running": 7, "preemptions": 1, "kv_usage": pytest.approx(0.3)}  # one does not tell its size: the plain mean
+
+
+def paced(answers: dict[str, float], patience_s: float, readings: int) -> tuple[list[Any], dict[str, int]]:
+    """(readings, how often each page was asked) of servers that take so many seconds to answer."""
+    asked = dict.fromkeys(answers, 0)
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        url = str(request.url)
+        asked[url] += 1
+        count = asked[url]
+        await asyncio.sleep(answers[url])
+        return httpx.Response(200, text=engine(count, 10 * count, 0.5))
+
+    async def read() -> list[Any]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            scraper = Scraper(client, list(answers))
+            try:
+                return [await scraper.read(patience_s) for _ in range(readings)] + [await scraper.read_afresh()]
+            finally:
+                scraper.close()
+
+    return asyncio.run(read()), asked
+
+
+def test_a_slow_page_is_skipped_and_said_and_never_asked_twice_at_a_time() -> None:
+    *seen, last = paced({A: 0.0, B: 0.12}, patience_s=0.05, readings=3)[0]
+
+    assert [one.late for one in seen] == [[B], [B], []]
+    assert [one.values["running"] for one in seen] == [1, 2, 3 + 1]  # what A says, and B once it has answered
+    assert [one.missing for one in seen] == [[], [], []]
+    assert last.late == [] and last.values["running"] == 5 + 3
+
+
+def test_a_slow_page_alone_leaves_readings_without_figures() -> None:
+    seen, asked = paced({A: 0.12}, patience_s=0.05, readings=3)
+
+    assert [bool(one.values) for one in seen] == [False, False, True, True]
+    assert asked[A] == 3  # one for three readings, then two of which the last is fresh
+
+
+def test_a_large_page_is_read_as_a_small_one() -> None:
+    filler = "".join(f'vllm:e2e_request_latency_seconds_bucket{{le="{i}"}} {i}\n' for i in range(4000))
+    pages = {A: [engine(1, 10, 0.2) + filler + engine(2, 20, 0.4), filler + "vllm:num_requests_running 7"]}
+
+    first, cut_off = readings(pages)
+
+    assert first.values == {"running": 3, "preemptions": 0, "kv_usage": pytest.approx(0.3)}
+    assert cut_off.missing == [A]
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('vllm:num_requests_running{model_name="a } b # c"} 3', 3),
+        ("vllm:num_requests_running 4 1700000000000", 4),
+        ('vllm:num_requests_running{a="b"}   5   1700000000000', 5),
+        ('vllm:num_requests_running{a="b"} 6 # {trace_id="x"} 1.5', 6),
+    ],
+)
+def test_values_are_found_among_labels_time_stamps_and_exemplars(line: str, value: float) -> None:
+    assert read_metrics(line + "\n").values == {"running": value}

@@ -60,3 +60,14 @@ def test_words_of_a_server_can_neither_style_nor_drive_the_terminal(story, outco
 
     assert "[bold]no[/bold] [/]" in text
     assert not set(text) & {"\x1b", "\x07"}
+
+
+def test_gpus_have_rows_only_where_they_were_read(story):
+    point = story.at(1).requests(120, every_ms=50)
+    point.server(kv=0.5, gpu_count=2, gpu_busy=0.8, gpu_memory_active=0.5, gpu_power_w=800.0)
+    story.at(2).requests(120, every_ms=50).server(kv=0.5)
+
+    text = printed(judge_run(story.write()))
+
+    assert "memory bandwidth p50 / max" in text and "50.0% / 50.0%" in text
+    assert "energy, J per output token" in text and "tensor cores" not in text
