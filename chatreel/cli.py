@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 
 from chatreel import __version__
-from chatreel.options import ATTAIN, BY, METRICS_URL, OUT, SEED, SLO, TRACE, By, numbers
+from chatreel.options import OUT, SEED, TRACE, numbers
+from chatreel.replay_commands import add_report_to as add_report_command
+from chatreel.replay_commands import add_to as add_replay_commands
 from chatreel.sim_commands import add_to as add_sim_commands
 from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
@@ -33,18 +35,6 @@ err = Console(stderr=True)
 class Mode(StrEnum):
     REVERSE = "reverse"
     FORWARD = "forward"
-
-
-class Transport(StrEnum):
-    own = "own"
-    httpx = "httpx"
-
-
-class PromptMode(StrEnum):
-    auto = "auto"
-    ids = "ids"
-    text = "text"
-    chat = "chat"
 
 
 def main() -> None:
@@ -321,77 +311,10 @@ def compact(
         err.print(line, highlight=False, markup=False)
 
 
-@app.command(epilog="Example: chatreel replay monday.parquet --target http://127.0.0.1:8000 --scale 1,2,5 --slo ttft:500")
-def replay(
-    trace: TRACE,
-    target: Annotated[str, typer.Option(help="Root URL of the server, without /v1.")],
-    scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
-    by: BY = By.users,
-    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
-    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    prompt_mode: Annotated[
-        PromptMode, typer.Option(help="Token ids, or text that re-tokenizes exactly: plain, or as a chat's message.")
-    ] = PromptMode.auto,
-    tokenizer: Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")] = "cl100k",
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
-    metrics_url: METRICS_URL = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
-    slo: SLO = None,
-    attain: ATTAIN = 0.99,
-    timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request counts as failed.")] = 600.0,
-    keep_grid: Annotated[bool, typer.Option("--keep-grid", help="Do not spread time stamps inside their recorded grid.")] = False,
-    open_loop: Annotated[
-        bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="Sending processes; each uses up to one core.")] = 1,
-    transport: Annotated[
-        Transport, typer.Option(help="httpx: its own transport, as a cross-check or behind a proxy.")
-    ] = Transport.own,
-    seed: SEED = 0,
-) -> None:
-    """Send a trace at several scales, on an exact schedule, and judge what the server did."""
-    from chatreel.replaying import parse_slos, run_and_report
-    from replay.run import ReplayConfig
-
-    config = ReplayConfig(
-        trace=trace,
-        target=target,
-        run_dir=run_dir,
-        scales=tuple(numbers(scale, float, "--scale")),
-        by=by.value,
-        limit=limit,
-        seed=seed,
-        prompt_mode=prompt_mode.value,
-        tokenizer=tokenizer,
-        api_key_env=api_key_env,
-        metrics_urls=tuple(metrics_url or ()),
-        kv_tokens=kv_tokens,
-        timeout_s=timeout,
-        dequantise=not keep_grid,
-        open_loop=open_loop,
-        workers=workers,
-        transport=transport.value,
-    )
-    slos = parse_slos(slo or [])
-    raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))
-
-
+add_replay_commands(app)
 add_sim_commands(app)
 add_sweep_commands(app)
-
-
-@app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")
-def report(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder of a replay.", show_default=False)],
-    slo: SLO = None,
-    attain: ATTAIN = 0.99,
-    images: Annotated[Path | None, typer.Option(help="Also write each chart as SVG and PNG into this folder.")] = None,
-) -> None:
-    """Judge a run folder again: text, summary.json and report.html."""
-    from chatreel.replaying import parse_slos, write_reports
-
-    slos = parse_slos(slo or [])
-    raise typer.Exit(write_reports(run_dir, slos, attain if slos else None, out, err, images))
+add_report_command(app)
 
 
 @app.command(epilog="Example: chatreel demo --quick")

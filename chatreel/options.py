@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,8 +16,16 @@ TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chat
 OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
 SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
 SLO = Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")]
+TARGETS = Annotated[
+    list[str], typer.Option(help="Root URL of the server, without /v1; repeat it for copies of it.", show_default=False)
+]
+ROUTE = Annotated[
+    Literal["prefix", "sticky", "rr"],
+    typer.Option(help="Several targets. prefix: where most is cached by the plan; sticky: by session; rr: in turn."),
+]
 METRICS_URL = Annotated[
-    list[str] | None, typer.Option(help="Metrics page, if not TARGET/metrics; repeat it for the servers behind a router.")
+    list[str] | None,
+    typer.Option(help="Metrics page, if not TARGET/metrics; repeat it for more servers, behind a router or by target."),
 ]
 ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")]
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]

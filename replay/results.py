@@ -88,6 +88,8 @@ def read_lines[Row](path: Path, kind: type[Row]) -> tuple[list[Row], int]:
 
 
 def _from_parquet(path: Path, names: list[str]) -> Iterator[Outcome]:
-    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(READ_ROWS, columns=names):
+    file = pq.ParquetFile(path, pre_buffer=False)
+    names = [name for name in names if name in file.schema_arrow.names]  # an older one lacks what came later
+    for batch in file.iter_batches(READ_ROWS, columns=names):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield Outcome(**dict(zip(names, row, strict=True)))

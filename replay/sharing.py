@@ -92,15 +92,16 @@ class Share:
         self.until = until
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
-        self.endpoint = client.endpoint(self.target.url + path_of(self.target.prompt_mode))
+        self.endpoints = [client.endpoint(url + path_of(self.target.prompt_mode)) for url in self.target.all_urls]
         self.pacer = Pacer(plan, rows, job.at_once)
         self.is_continued = np.zeros(len(plan), dtype=bool)
         self.is_continued[plan.parent[plan.parent >= 0]] = True
         self.spoken: dict[int, NDArray[np.int64]] = {}  # prompt + answer of turns that a later turn continues
         self.start_ns = 0
         self.prepared = 0
+        self.prepared_for = [0] * len(self.endpoints)
         self.open: dict[int, Exchange] = {}  # by row
-        self.unreached = 0
+        self.unreached = [0] * len(self.endpoints)
         self.log: BinaryIO | None = None
         self._counts = Counts()
         self._cpu_ns, self._wall_ns = time.thread_time_ns(), time.monotonic_ns()
@@ -205,8 +206,13 @@ class Share:
             kept = prompt if self.is_continued[row] else None
             ready = _Ready(row, due_ns, self.now_ns, body, kept, answer_spliced)
             self.prepared += 1
+            self.prepared_for[self._server(row)] += 1
             self.alarm.call_at(self.start_ns + due_ns, partial(self._send, ready))
-        self.client.reserve(self.endpoint, self.prepared)
+        for endpoint, prepared in zip(self.endpoints, self.prepared_for, strict=True):
+            self.client.reserve(endpoint, prepared)
+
+    def _server(self, row: int) -> int:
+        return 0 if self.plan.server is None else int(self.plan.server[row])
 
     def _prompt(self, row: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool | None]:
         """The prompt as token ids (mode ids) or places in the vocabulary (the others)."""
@@ -236,11 +242,13 @@ class Share:
         return msgspec.json.encode(body)
 
     def _send(self, ready: _Ready) -> None:
+        server = self._server(ready.row)
         self.prepared -= 1
+        self.prepared_for[server] -= 1
         self._counts.sent += 1
         seen = Exchange(done=partial(self._ended, ready))
         self.open[ready.row] = seen
-        self.client.post(self.endpoint, ready.body, seen)
+        self.client.post(self.endpoints[server], ready.body, seen)
 
     def _ended(self, ready: _Ready, seen: Exchange) -> None:
         row, counts = ready.row, self._counts
@@ -255,11 +263,16 @@ class Share:
         counts.late_ns_max = max(counts.late_ns_max, (outcome.sent_ns or 0) - outcome.planned_ns)
         if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
             self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])
-        self.unreached = self.unreached + 1 if seen.error_kind in ("connect", "connection_lost") else 0
-        if self.unreached >= DEAD_AFTER:
-            self.stop.set(f"the target is gone: {self.unreached} requests in a row did not get through")
+        self._see_whether_gone(self._server(row), seen)
         if self.pacer.ended(row, outcome.end_ns or self.now_ns) or self.pacer.is_finished or self.stop.reason is not None:
             self.changed.set()
+
+    def _see_whether_gone(self, server: int, seen: Exchange) -> None:
+        unreached = self.unreached[server] + 1 if seen.error_kind in ("connect", "connection_lost") else 0
+        self.unreached[server] = unreached
+        if unreached >= DEAD_AFTER:
+            name = "the target" if len(self.endpoints) == 1 else f"target {self.target.all_urls[server]}"
+            self.stop.set(f"{name} is gone: {unreached} requests in a row did not get through")
 
     async def _hear_stop(self) -> None:
         await self.stop.event.wait()
@@ -299,6 +312,7 @@ def _outcome(plan: Plan, ready: _Ready, seen: Exchange, start_ns: int) -> Outcom
         source_request_id=int(plan.source_request_id[row]),
         session_id=int(plan.session_id[row]),
         turn=int(plan.turn[row]),
+        server=None if plan.server is None else int(plan.server[row]),
         planned_ns=ready.due_ns,
         recorded_ns=int(plan.planned_ns[row]),
         ready_ns=ready.ready_ns,

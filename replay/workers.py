@@ -199,7 +199,7 @@ def _write_plan(plan: Plan, folder: Path) -> None:
         if isinstance(value, Blocks):
             np.save(folder / f"{field.name}.offsets.npy", value.offsets)
             np.save(folder / f"{field.name}.ids.npy", value.ids)
-        elif field.name != "notes":
+        elif field.name != "notes" and value is not None:
             np.save(folder / f"{field.name}.npy", value)
 
 
@@ -214,6 +214,6 @@ def _read_plan(folder: Path) -> Plan:
     for field in fields(Plan):
         if field.name in ("blocks", "answer_blocks"):
             values[field.name] = Blocks(offsets=mapped(f"{field.name}.offsets"), ids=mapped(f"{field.name}.ids"))
-        elif field.name != "notes":
+        elif field.name != "notes" and (folder / f"{field.name}.npy").exists():
             values[field.name] = mapped(field.name)
     return Plan(**values | {"block_tokens": int(values["block_tokens"])})

@@ -32,11 +32,21 @@ class Target:
     metrics_urls: tuple[str, ...]  # none: it has no metrics
     kv_capacity_tokens: int | None
     block_tokens: int | None = None
+    urls: tuple[str, ...] = ()  # of several servers of the same model, see fleet.py; none: `url` is the only one
+    kv_tokens: tuple[int | None, ...] = ()  # of each of them
     notes: list[str] = field(default_factory=list)
 
     @property
     def has_metrics(self) -> bool:
         return bool(self.metrics_urls)
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        return self.urls or (self.url,)
+
+    @property
+    def each_kv_tokens(self) -> tuple[int | None, ...]:
+        return self.kv_tokens or (self.kv_capacity_tokens,)
 
     @property
     def answers_reused(self) -> bool:

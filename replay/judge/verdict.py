@@ -7,6 +7,7 @@ import msgspec
 from replay.judge import metrics, notes
 from replay.judge.metrics import Facts
 from replay.judge.series import series
+from replay.judge.servers import servers
 from replay.judge.summary import Note, Point, Slo, Summary
 from replay.outcome import Outcome, Sample
 
@@ -72,6 +73,7 @@ def judge_point(
         notes=limits,
         steady=facts.steady,
         little=facts.little,
+        servers=servers(facts, outcomes, window),
         series=series(outcomes, samples, max(until_s, facts.planned_span_s) if is_whole else until_s, was_killed),
     )
     return msgspec.structs.replace(point, notes=[*limits, *_other_notes(point, facts, outcomes, samples)])

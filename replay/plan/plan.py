@@ -32,6 +32,7 @@ class Plan:
     output_tokens: Ints
     blocks: Blocks
     answer_blocks: Blocks  # full blocks over prompt + answer beyond `blocks`, empty if the trace has none
+    server: Ints | None = None  # which of several it goes to, see route.py; None: there is one
     notes: tuple[str, ...] = ()  # what was changed on the way: stamps spread inside their grid, rows left out, ...
 
     def __len__(self) -> int:
