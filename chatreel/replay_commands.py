@@ -32,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def add_report_to(app: typer.Typer) -> None:
+    app.command(epilog="Example: chatreel gather shard-0 shard-1 -o run")(gather)
     app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts")(report)
 
 
@@ -61,10 +62,16 @@ def replay(
     transport: Annotated[
         Transport, typer.Option(help="httpx: its own transport, as a cross-check or behind a proxy.")
     ] = Transport.own,
+    shard: Annotated[
+        str | None, typer.Option(help="I/N, I from 0: this host sends its sessions of N hosts' and `gather` joins their folders.")
+    ] = None,
+    start_at: Annotated[
+        str | None, typer.Option(help="When to start: 2026-01-31T09:30:00Z, or seconds since 1970. Keep clocks true by NTP.")
+    ] = None,
     seed: SEED = 0,
 ) -> None:
     """Send a trace at several scales, on an exact schedule, and judge what the server did."""
-    from chatreel.replaying import parse_slos, run_and_report
+    from chatreel.replaying import parse_shard, parse_slos, parse_start, run_and_report
     from replay.run import ReplayConfig
 
     config = ReplayConfig(
@@ -87,9 +94,24 @@ def replay(
         open_loop=open_loop,
         workers=workers,
         transport=transport.value,
+        shard=parse_shard(shard),
+        start_at_ns=parse_start(start_at),
     )
     slos = parse_slos(slo or [])
     raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))
+
+
+def gather(
+    shards: Annotated[list[Path], typer.Argument(help="The run folders of all shards.", show_default=False)],
+    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
+    slo: SLO = None,
+    attain: ATTAIN = 0.99,
+) -> None:
+    """Join what several hosts sent by replay --shard into one run, and judge it."""
+    from chatreel.replaying import gather_and_report, parse_slos
+
+    slos = parse_slos(slo or [])
+    raise typer.Exit(gather_and_report(shards, run_dir, slos, attain if slos else None, out, err))
 
 
 def report(

@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -31,10 +31,11 @@ from replay.plan.plan import Plan
 from replay.plan.predict import Prediction, predict_routed
 from replay.plan.route import Router, routed
 from replay.plan.scale import By, scale_plan
-from replay.plan.share import share_rows
+from replay.plan.share import WHOLE, Shard, share_rows
 from replay.reading import Reading
 from replay.results import log_path
-from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, Until, background
+from replay.sharing import Counts, Job, Share, Stop, Until, background
+from replay.starting import check_start, shard_facts, shard_notes, wait_for_start
 from replay.workers import Workers
 from tracer.limits import lift_file_limit
 
@@ -63,6 +64,8 @@ class ReplayConfig:
     transport: TransportName = "own"
     workers: int = 1  # sending processes
     long_references: int = 4_000_000  # a point of more block references is read and predicted while it runs, not before
+    shard: Shard = WHOLE  # of several hosts, which part of the plan this one sends
+    start_at_ns: int | None = None  # wall clock, since 1970: when the first point starts; None: as soon as it can
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 
@@ -130,13 +133,18 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
+    check_start(config.shard, config.start_at_ns, len(config.scales))
     options = plan_options(config.limit, config.dequantise, config.open_loop)
     reading = Reading(config.trace, config.seed, **options)
     async with connected(config) as link:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         stop = Stop()
         with reading, interruptible(stop):
-            book = Book(config.run_dir, _manifest(config, link.target), lambda: [*reading.notes, *link.target.notes])
+            book = Book(
+                config.run_dir,
+                _manifest(config, link.target),
+                lambda: [*reading.notes, *link.target.notes, *shard_notes(config.shard)],
+            )
             target, kv_tokens = link.target, each_kv_tokens(config, link.target)
             for index, scale in enumerate(config.scales):
                 if stop.reason is not None:
@@ -149,7 +157,9 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                 scaled = routed(scaled, config.router, kv_tokens, answers_reused=target.answers_reused)
                 facts = point_facts(index, scale, config.by, point_seed, scaled, None)
                 facts["servers"] = server_facts(target.all_urls, kv_tokens, scaled)
-                progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=None)
+                if config.shard.count > 1:
+                    facts |= shard_facts(scaled, config.shard, facts, config.start_at_ns)
+                progress = Progress(scale=scale, planned=facts["planned"], predicted_hit_rate=None)
                 log = log_path(config.run_dir, index, 0)
                 job = Job(target=target, salt=salt, drain_s=config.drain_s, point=index, log=log)
                 until = reading.until if begins_at_once else None
@@ -187,18 +197,18 @@ async def send_point(
     `until`: waits until the plan has the blocks of a request; None: it has them all.
     """
     if link.workers is None:
-        sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
+        sender: _Sender = Share(plan, share_rows(plan, 0, 1, config.shard), job, link.client, stop, until)
     else:
-        sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
+        sender = link.workers.share_out(plan, config.shard, job, config.timeout_s, link.headers, config.transport, stop)
     watch = _Watch(link.target, link.client.http, sender, progress, on_progress)
     with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
-        await watch.run(samples)
+        await watch.run(samples, partial(wait_for_start, config.start_at_ns if job.point == 0 else None, stop))
 
 
 def _needs_no_blocks(config: ReplayConfig, scale: float) -> bool:
-    """Its plan can be made before they are read."""
+    """Its plan can be made before they are read. A shard's can wait for them: it is to start later, and has a digest."""
     is_routed_by_them = bool(config.other_targets) and config.router == "prefix"
-    return (scale == 1 or config.by == "time") and not is_routed_by_them
+    return (scale == 1 or config.by == "time") and not is_routed_by_them and config.shard.count == 1
 
 
 def each_kv_tokens(config: ReplayConfig, target: Target) -> tuple[int | None, ...]:
@@ -301,9 +311,9 @@ class _Watch:
         self.on_progress = on_progress
         self.scraper = Scraper(http, target.metrics_urls)
 
-    async def run(self, samples: BinaryIO) -> None:
+    async def run(self, samples: BinaryIO, start: Callable[[], Awaitable[int]]) -> None:
         await self.sender.ready()
-        self.start_ns = time.monotonic_ns() + LOOK_AHEAD_NS
+        self.start_ns = await start()
         await self._take_sample(samples)  # where the counters start
         async with background(self._sample(samples)):
             await self.sender.run(self.start_ns)
