@@ -66,7 +66,7 @@ def parse_start(text: str | None) -> int | None:
             "no such time" if found is None else "a time without its zone is another one on every host",
             seen=f"--start-at {text!r}",
             wanted="2026-01-31T09:30:00Z, or seconds since 1970",
-            next_step="in two minutes: --start-at $(date -u -d +2min +%FT%TZ)",
+            next_step="Give all hosts what `date -u -d +2min +%FT%TZ` says on one of them",
         )
     return round(found.timestamp() * 1e9)
 
