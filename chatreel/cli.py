@@ -3,13 +3,15 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from chatreel import __version__
-from chatreel.options import ATTAIN, BY, GPU, METRICS_HZ, METRICS_URL, OUT, SEED, SERVE_METRICS, SLO, TRACE, By, numbers
+from chatreel.options import OUT, SEED, TRACE, numbers
+from chatreel.replay_commands import add_report_to as add_report_command
+from chatreel.replay_commands import add_to as add_replay_commands
 from chatreel.sim_commands import add_to as add_sim_commands
 from chatreel.sweep_commands import add_to as add_sweep_commands
 from chatreel.synth_commands import add_to as add_synth_commands
@@ -34,20 +36,6 @@ err = Console(stderr=True)
 class Mode(StrEnum):
     REVERSE = "reverse"
     FORWARD = "forward"
-
-
-class Transport(StrEnum):
-    own = "own"
-    httpx = "httpx"
-
-
-class PromptMode(StrEnum):
-    auto = "auto"
-    ids = "ids"
-    text = "text"
-    chat = "chat"
-    responses = "responses"
-    messages = "messages"
 
 
 def main() -> None:
@@ -340,100 +328,11 @@ def compact(
         err.print(line, highlight=False, markup=False)
 
 
-@app.command(epilog="Example: chatreel replay monday.parquet --target http://127.0.0.1:8000 --scale 1,2,5 --slo ttft:500")
-def replay(
-    trace: TRACE,
-    target: Annotated[str, typer.Option(help="Root URL of the server, without /v1.")],
-    scale: Annotated[str, typer.Option(help="Load factors, one point each.")] = "1,2,5",
-    by: BY = By.users,
-    run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
-    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    prompt_mode: Annotated[
-        PromptMode,
-        typer.Option(help="Token ids; text that re-tokenizes exactly: plain, or a message by one of three APIs."),
-    ] = PromptMode.auto,
-    tokenizer: Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")] = "cl100k",
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
-    hang_up: Annotated[bool, typer.Option(help="On the server, where and when the recorded client did.")] = True,
-    retries: Annotated[int, typer.Option(min=0, help="Times to send a request again that failed before its first token.")] = 0,
-    metrics_url: METRICS_URL = None,
-    metrics_hz: METRICS_HZ = 4.0,
-    gpu: GPU = None,
-    serve_metrics: SERVE_METRICS = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="The server's KV size, if it does not say.")] = None,
-    slo: SLO = None,
-    attain: ATTAIN = 0.99,
-    timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request counts as failed.")] = 600.0,
-    keep_grid: Annotated[bool, typer.Option("--keep-grid", help="Do not spread time stamps inside their recorded grid.")] = False,
-    open_loop: Annotated[
-        bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="Sending processes; each uses up to one core.")] = 1,
-    transport: Annotated[
-        Transport, typer.Option(help="httpx: its own transport, as a cross-check or behind a proxy.")
-    ] = Transport.own,
-    seed: SEED = 0,
-) -> None:
-    """Send a trace at several scales, on an exact schedule, and judge what the server did."""
-    from chatreel.replaying import parse_slos, run_and_report
-    from replay.run import ReplayConfig
-
-    config = ReplayConfig(
-        trace=trace,
-        target=target,
-        run_dir=run_dir,
-        scales=tuple(numbers(scale, float, "--scale")),
-        by=by.value,
-        limit=limit,
-        seed=seed,
-        prompt_mode=prompt_mode.value,
-        tokenizer=tokenizer,
-        api_key_env=api_key_env,
-        api_key_file=api_key_file,
-        hang_up=hang_up,
-        retries=retries,
-        metrics_urls=tuple(metrics_url or ()),
-        metrics_hz=metrics_hz,
-        gpu=gpu,
-        serve_metrics=serve_metrics,
-        kv_tokens=kv_tokens,
-        timeout_s=timeout,
-        dequantise=not keep_grid,
-        open_loop=open_loop,
-        workers=workers,
-        transport=transport.value,
-    )
-    slos = parse_slos(slo or [])
-    raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))
-
-
+add_replay_commands(app)
 add_sim_commands(app)
 add_sweep_commands(app)
 add_tune_commands(app)
-
-
-@app.command(epilog="Example: chatreel report run --slo ttft:500 --images charts; chatreel report before after --format csv")
-def report(
-    run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders of replay, sweep or predict.", show_default=False)
-    ],
-    slo: SLO = None,
-    attain: ATTAIN = 0.99,
-    how: Annotated[
-        Literal["json", "csv", "md", "html"] | None,
-        typer.Option("--format", help="Print only this, to stdout: csv has a row a point, of all runs."),
-    ] = None,
-    images: Annotated[Path | None, typer.Option(help="Also write each chart as SVG and PNG into this folder.")] = None,
-) -> None:
-    """Judge run folders again: text, and summary.json and report.html in each; or one format on stdout."""
-    from chatreel.replaying import parse_slos, write_reports
-    from chatreel.reporting import print_reports, worst
-
-    slos = parse_slos(slo or [])
-    if how is not None:
-        raise typer.Exit(print_reports(run_dirs, how, slos, attain if slos else None))
-    raise typer.Exit(worst([write_reports(one, slos, attain if slos else None, out, err, images) for one in run_dirs]))
+add_report_command(app)
 
 
 @app.command(epilog="Example: chatreel demo --quick")

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,9 +16,18 @@ TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chat
 OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
 SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
 SLO = Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot or e2e; may be repeated.")]
+TARGETS = Annotated[
+    list[str], typer.Option(help="Root URL of the server, without /v1; repeat it for copies of it.", show_default=False)
+]
+ROUTE = Annotated[
+    Literal["prefix", "sticky", "rr"],
+    typer.Option(help="Several targets. prefix: where most is cached by the plan; sticky: by session; rr: in turn."),
+]
 METRICS_URL = Annotated[
     list[str] | None,
-    typer.Option(help="Metrics page, if not TARGET/metrics; repeat it for the servers behind a router, or for a DCGM exporter."),
+    typer.Option(
+        help="Metrics page, if not TARGET/metrics; repeat it for servers behind a router, for each target, or a DCGM exporter."
+    ),
 ]
 METRICS_HZ = Annotated[float, typer.Option(help="Readings of metrics per second, up to 10; a slow page has some skipped.")]
 GPU = Annotated[

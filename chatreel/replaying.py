@@ -1,17 +1,23 @@
 """`chatreel replay` and `report`: run, judge, write the three reports."""
 
+import contextlib
 import math
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
 from chatreel.progress import replay_progress
+from replay.edge.clock import clock_state, clock_words
 from replay.errors import PlanError
 from replay.foretelling import PredictConfig, run_predict
+from replay.gathering import gather
 from replay.grid import needed, run_grid
 from replay.judge.summary import Slo
 from replay.judge.verdict import EXIT_SLO_MISSED, exit_code
+from replay.plan.share import WHOLE, Shard
 from replay.report.json import write_json
 from replay.report.reading import judge_run
 from replay.report.text import print_summary
@@ -35,14 +41,63 @@ def parse_slos(texts: Sequence[str]) -> list[Slo]:
     return slos
 
 
+def parse_shard(text: str | None) -> Shard:
+    """`0/4`: the first of four."""
+    if text is None:
+        return WHOLE
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise PlanError("no such shard", seen=repr(text), wanted="I/N, counted from 0: 0/4, 1/4, 2/4 and 3/4 of four hosts")
+    return Shard(index=int(found[1]), count=int(found[2]))
+
+
+def parse_start(text: str | None) -> int | None:
+    """Nanoseconds since 1970."""
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError, OverflowError):
+        return round(float(text) * 1e9)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise PlanError(
+            "no such time" if found is None else "a time without its zone is another one on every host",
+            seen=f"--start-at {text!r}",
+            wanted="2026-01-31T09:30:00Z, or seconds since 1970",
+            next_step="Give all hosts what `date -u -d +2min +%FT%TZ` says on one of them",
+        )
+    return round(found.timestamp() * 1e9)
+
+
 def run_and_report(config: ReplayConfig, slos: Sequence[Slo], attain: float | None, out: Console, err: Console) -> int:
     """Returns the exit code: 0 ok, 1 cut short, 3 the client was the limit, 4 an SLO was missed."""
     if (config.run_dir / "run.json").exists():
         raise PlanError("there is a run here already", path=str(config.run_dir), next_step="Choose another --out")
     err.print(f"seed {config.seed}", highlight=False)
+    if config.start_at_ns is not None:
+        _say_start(config.start_at_ns, err)
     with replay_progress(err) as show:
         run_replay(config, show)
     return write_reports(config.run_dir, slos, attain, out, err)
+
+
+def _say_start(start_at_ns: int, err: Console) -> None:
+    start = datetime.fromtimestamp(start_at_ns / 1e9, UTC)
+    away_s = (start - datetime.now(UTC)).total_seconds()
+    if away_s > 0:
+        words = clock_words(clock_state())
+        err.print(f"starts at {start:%Y-%m-%d %H:%M:%S} UTC, in {away_s:.0f} s; {words}", highlight=False)
+
+
+def gather_and_report(
+    shards: Sequence[Path], run_dir: Path, slos: Sequence[Slo], attain: float | None, out: Console, err: Console
+) -> int:
+    """Exit codes as `run_and_report`."""
+    for line in gather(shards, run_dir):
+        err.print(line, highlight=False)
+    return write_reports(run_dir, slos, attain, out, err)
 
 
 def predict_and_report(config: PredictConfig, slos: Sequence[Slo], attain: float | None, out: Console, err: Console) -> int:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from replay.book import write_json
 from replay.errors import PlanError
 from replay.judge import metrics
 from replay.judge.metrics import Facts
@@ -19,7 +20,6 @@ from replay.judge.summary import LoadBy
 from replay.judge.verdict import judge_point
 from replay.outcome import NO_FAULT, Outcome, Sample
 from replay.results import read_lines, read_outcomes
-from replay.run import write_json
 from replay.running import Runner, opened
 from replay.sweeping import Book, Say, SweepConfig, load_name
 

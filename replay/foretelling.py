@@ -11,17 +11,19 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from replay.book import point_facts, write_json
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
 from replay.plan.predict import predict
+from replay.plan.route import Router
 from replay.plan.scale import By, scale_plan
 from replay.results import log_path, write_outcomes
-from replay.run import plan_options, planned, point_facts, point_seeds, write_json
+from replay.run import plan_options, planned, point_seeds
 from replay.sim.engines import engine_named
 from replay.sim.hardware import Dtype
 from replay.sim.presets import Preset, changed
-from replay.sim.virtual import ROUTERS, Router, play
+from replay.sim.virtual import ROUTERS, play
 
 SAMPLE_S = 0.25
 

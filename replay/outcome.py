@@ -37,6 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source_request_id: int  # row of the trace it came from
     session_id: int
     turn: int
+    server: int | None = None  # which of several targets it went to, from 0
     planned_ns: int  # when it should go out: open loop from the trace; later turns: previous end + think time
     recorded_ns: int | None = None  # when the scaled trace had it: differs for later turns, which wait for answers
     ready_ns: int | None = None  # prompt built and request encoded

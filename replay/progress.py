@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from replay.live import Tally, is_late, joined, render
 from replay.outcome import Sample
+from replay.plan.predict import Prediction
 from replay.sharing import Counts
 
 
@@ -29,6 +30,9 @@ class Progress:
     @property
     def in_flight(self) -> int:
         return self.sent - self.ended
+
+    def foretold(self, prediction: Prediction) -> None:
+        self.predicted_hit_rate = prediction.at_capacity
 
     def update(self, shares: list[Counts]) -> None:
         for name in ("sent", "ended", "errors", "prompt_tokens", "cached_tokens", "output_tokens"):

@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -19,25 +19,27 @@ import msgspec
 import numpy as np
 import uvloop
 
-from replay.beside import beside
+from replay.book import Book, point_facts, server_facts
 from replay.edge.client import Client, TransportName, client_for
+from replay.edge.fleet import probe_all
 from replay.edge.nvml import Nvml
 from replay.edge.page import served
-from replay.edge.probe import Target, probe
+from replay.edge.probe import Target
 from replay.edge.scrape import Reading as ServerReading
 from replay.edge.scrape import Scraper
 from replay.errors import PlanError
-from replay.judge.summary import LoadBy
 from replay.live import CONTENT_TYPE
 from replay.outcome import Sample
 from replay.plan.plan import Plan
-from replay.plan.predict import Prediction, predict
+from replay.plan.predict import Prediction, predict_routed
+from replay.plan.route import Router, routed
 from replay.plan.scale import By, scale_plan
-from replay.plan.share import share_rows
+from replay.plan.share import WHOLE, Shard, share_rows
 from replay.progress import OnProgress, Progress
 from replay.reading import Reading
 from replay.results import log_path
-from replay.sharing import LOOK_AHEAD_NS, Counts, Job, Share, Stop, Until, background
+from replay.sharing import Counts, Job, Share, Stop, Until, background
+from replay.starting import check_start, shard_facts, shard_notes, wait_for_start, wait_until_near
 from replay.workers import Workers
 from tracer.limits import lift_file_limit
 
@@ -49,6 +51,8 @@ PATIENCE = 0.8  # of the time between two samples: a page that takes longer is i
 class ReplayConfig:
     trace: Path
     target: str  # root URL, without /v1
+    other_targets: tuple[str, ...] = ()  # more servers of the same model
+    router: Router = "prefix"  # which of them a request goes to
     run_dir: Path
     scales: tuple[float, ...] = (1.0, 2.0, 5.0)
     by: By = "users"
@@ -62,7 +66,7 @@ class ReplayConfig:
     metrics_hz: float = METRICS_HZ
     serve_metrics: int | None = None  # port of a page of the client's own series, on loopback
     gpu: str | None = None  # nvml, or nvml:0,1: GPUs of this machine
-    kv_tokens: int | None = None
+    kv_tokens: int | None = None  # of each target
     timeout_s: float = 600.0
     drain_s: float = 600.0
     dequantise: bool = True
@@ -71,6 +75,8 @@ class ReplayConfig:
     long_references: int = 4_000_000  # a point of more block references is read and predicted while it runs, not before
     hang_up: bool = True  # where the recorded clients did
     retries: int = 0  # of a request that failed before its first token
+    shard: Shard = WHOLE  # of several hosts, which part of the plan this one sends
+    start_at_ns: int | None = None  # wall clock, since 1970: when the first point starts; None: as soon as it can
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 
@@ -106,9 +112,9 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
         gpus = stack.enter_context(contextlib.closing(Nvml(config.gpu))) if config.gpu is not None else None
         workers = stack.enter_context(Workers(config.workers)) if config.workers > 1 else None  # they start while we look
         client = await stack.enter_async_context(client_for(config.timeout_s, headers, config.transport))
-        target = await probe(
+        target = await probe_all(
             client,
-            config.target.rstrip("/"),
+            [url.rstrip("/") for url in (config.target, *config.other_targets)],
             prompt_mode=config.prompt_mode,
             tokenizer=config.tokenizer,
             metrics_urls=config.metrics_urls,
@@ -117,26 +123,36 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
 
 
 async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
+    check_start(config.shard, config.start_at_ns, len(config.scales))
     options = plan_options(config.limit, config.dequantise, config.open_loop)
     reading = Reading(config.trace, config.seed, **options)
     async with connected(config) as link:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         stop = Stop()
         with reading, interruptible(stop):
-            book = _Book(config, link.target, reading)
+            book = Book(
+                config.run_dir,
+                _manifest(config, link.target),
+                lambda: [*reading.notes, *link.target.notes, *shard_notes(config.shard)],
+            )
+            target, kv_tokens = link.target, each_kv_tokens(config, link.target)
             for index, scale in enumerate(config.scales):
                 if stop.reason is not None:
                     break
                 point_seed, salt = point_seeds(config.seed, index)
                 is_long = reading.references * scale > config.long_references
-                begins_at_once = is_long and link.workers is None and (scale == 1 or config.by == "time")
+                begins_at_once = is_long and link.workers is None and _needs_no_blocks(config, scale)
                 plan = reading.plan if begins_at_once else await reading.finished()
                 scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
+                scaled = routed(scaled, config.router, kv_tokens, answers_reused=target.answers_reused)
                 facts = point_facts(index, scale, config.by, point_seed, scaled, None)
-                progress = Progress(scale=scale, planned=len(scaled), predicted_hit_rate=None)
+                facts["servers"] = server_facts(target.all_urls, kv_tokens, scaled)
+                if config.shard.count > 1:
+                    facts |= shard_facts(scaled, config.shard, facts, config.start_at_ns)
+                progress = Progress(scale=scale, planned=facts["planned"], predicted_hit_rate=None)
                 log = log_path(config.run_dir, index, 0)
                 job = Job(
-                    target=link.target,
+                    target=target,
                     salt=salt,
                     drain_s=config.drain_s,
                     point=index,
@@ -145,66 +161,23 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                     retries=config.retries,
                 )
                 until = reading.until if begins_at_once else None
-                async with book.point(facts, progress, None if is_long else scaled):
+                foretell = partial(foretold, config, scale, point_seed, kv_tokens, target.answers_reused)
+                prediction = None if is_long else predict_routed(scaled, kv_tokens, answers_reused=target.answers_reused)
+                async with book.point(facts, prediction or foretell, progress.foretold):
                     await send_point(config, link, scaled, job, stop, progress, on_progress, until)
-                    progress.stop_reason = stop.reason
+                    progress.stop_reason = facts["stopped"] = stop.reason
                     on_progress(progress)
     return config.run_dir
 
 
-class _Book:
-    """run.json, as it fills."""
-
-    def __init__(self, config: ReplayConfig, target: Target, reading: Reading) -> None:
-        self._config, self._target, self._reading = config, target, reading
-        self._manifest = _manifest(config, target)
-        self._capacity = config.kv_tokens or target.kv_capacity_tokens
-
-    @contextlib.asynccontextmanager
-    async def point(self, facts: dict[str, Any], progress: Progress, plan: Plan | None) -> AsyncIterator[None]:
-        """Written before the point runs, and when it has ended. Without `plan` its prediction is made beside it."""
-        self._manifest["points"].append(facts)
-        if plan is not None:
-            self._foretold(facts, progress, predict(plan, self._capacity, answers_reused=self._target.answers_reused))
-        self._write()
-        task = asyncio.create_task(self._foretell(facts, progress)) if plan is None else None
-        try:
-            yield
-            facts["stopped"] = progress.stop_reason
-            self._write()
-            if task is not None:
-                await task
-        finally:
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def _foretell(self, facts: dict[str, Any], progress: Progress) -> None:
-        prediction = await beside(
-            partial(_predicted, self._config, facts["scale"], facts["seed"], self._capacity, self._target.answers_reused)
-        )
-        if prediction is None:
-            self._target.notes.append("the predicting process died, for want of memory perhaps: no predicted hit rate")
-        else:
-            self._foretold(facts, progress, prediction)
-        self._write()
-
-    def _foretold(self, facts: dict[str, Any], progress: Progress, prediction: Prediction) -> None:
-        facts.update(_predicted_facts(prediction))
-        progress.predicted_hit_rate = prediction.at_capacity
-
-    def _write(self) -> None:
-        self._manifest["notes"] = [*self._reading.notes, *self._target.notes]
-        write_json(self._config.run_dir / "run.json", self._manifest)
-
-
-def _predicted(
-    config: ReplayConfig, scale: float, point_seed: int, capacity_tokens: int | None, answers_reused: bool
+def foretold(
+    config: ReplayConfig, scale: float, point_seed: int, kv_tokens: tuple[int | None, ...], answers_reused: bool
 ) -> Prediction:
     """From the trace file: nothing but a few numbers goes from process to process."""
     plan = planned(config.trace, config.seed, **plan_options(config.limit, config.dequantise, config.open_loop))
     scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-    return predict(scaled, capacity_tokens, answers_reused=answers_reused)
+    ready = routed(scaled, config.router, kv_tokens, answers_reused=answers_reused)
+    return predict_routed(ready, kv_tokens, answers_reused=answers_reused)
 
 
 async def send_point(
@@ -222,14 +195,30 @@ async def send_point(
     `until`: waits until the plan has the blocks of a request; None: it has them all.
     """
     if link.workers is None:
-        sender: _Sender = Share(plan, share_rows(plan, 0, 1), job, link.client, stop, until)
+        sender: _Sender = Share(plan, share_rows(plan, 0, 1, config.shard), job, link.client, stop, until)
     else:
-        sender = link.workers.share_out(plan, job, config.timeout_s, link.headers, config.transport, stop)
+        sender = link.workers.share_out(plan, config.shard, job, config.timeout_s, link.headers, config.transport, stop)
     link.live[:] = [progress]
     scraper = Scraper(link.client.http, link.target.metrics_urls, link.gpus)
     watch = _Watch(scraper, 1 / config.metrics_hz, sender, progress, on_progress)
     with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
-        await watch.run(samples)
+        start_at_ns = config.start_at_ns if job.point == 0 else None
+        await watch.run(samples, partial(wait_until_near, start_at_ns, stop), partial(wait_for_start, start_at_ns, stop))
+
+
+def _needs_no_blocks(config: ReplayConfig, scale: float) -> bool:
+    """Its plan can be made before they are read. A shard's can wait for them: it is to start later, and has a digest."""
+    is_routed_by_them = bool(config.other_targets) and config.router == "prefix"
+    return (scale == 1 or config.by == "time") and not is_routed_by_them and config.shard.count == 1
+
+
+def each_kv_tokens(config: ReplayConfig, target: Target) -> tuple[int | None, ...]:
+    return tuple(config.kv_tokens or tokens for tokens in target.each_kv_tokens)
+
+
+def together(kv_tokens: Sequence[int | None]) -> int | None:
+    known = [tokens for tokens in kv_tokens if tokens is not None]
+    return sum(known) if len(known) == len(kv_tokens) else None
 
 
 def _headers(config: ReplayConfig) -> dict[str, str]:
@@ -262,7 +251,8 @@ def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "trace": str(config.trace),
-        "target": target.url,
+        "target": ", ".join(target.all_urls),
+        "router": config.router if config.other_targets else None,
         "model": target.model,
         "prompt_mode": target.prompt_mode,
         "returns_token_ids": target.returns_token_ids,
@@ -270,7 +260,7 @@ def _manifest(config: ReplayConfig, target: Target) -> dict[str, Any]:
         "metrics_urls": target.metrics_urls,
         "metrics_hz": config.metrics_hz,
         "gpu": config.gpu,
-        "kv_capacity_tokens": config.kv_tokens or target.kv_capacity_tokens,
+        "kv_capacity_tokens": together(each_kv_tokens(config, target)),
         "block_tokens": target.block_tokens,
         "seed": config.seed,
         "by": config.by,
@@ -297,37 +287,6 @@ def point_seeds(seed: int, index: int) -> tuple[int, int]:
     """(seed of the scaling, salt of the prompts) of a point."""
     scaling, salt = np.random.SeedSequence([seed, index]).generate_state(2).tolist()
     return scaling, salt
-
-
-def point_facts(index: int, scale: float, by: LoadBy, seed: int, plan: Plan, prediction: Prediction | None) -> dict[str, Any]:
-    """What run.json says of a point before it runs."""
-    return {
-        "index": index,
-        "scale": scale,
-        "by": by,
-        "seed": seed,
-        "planned": len(plan),
-        "planned_span_s": float(plan.planned_ns[-1]) / 1e9,
-        "later_turns": int(((plan.parent >= 0) & (plan.think_ns >= 0)).sum()),
-        **_predicted_facts(prediction),
-        "stopped": None,
-    }
-
-
-def _predicted_facts(prediction: Prediction | None) -> dict[str, Any]:
-    """None: not known yet."""
-    return {
-        "hit_rate_predicted": prediction and prediction.at_capacity,
-        "hit_rate_predicted_infinite": prediction and prediction.infinite,
-        "kv_capacity_tokens": prediction and prediction.kv_capacity_tokens,
-        "answers_reused": prediction and prediction.answers_reused,
-    }
-
-
-def write_json(path: Path, value: object) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2))
-    partial.replace(path)
 
 
 @contextlib.contextmanager
@@ -367,11 +326,12 @@ class _Watch:
         self.progress = progress
         self.on_progress = on_progress
 
-    async def run(self, samples: BinaryIO) -> None:
+    async def run(self, samples: BinaryIO, near: Callable[[], Awaitable[None]], start: Callable[[], Awaitable[int]]) -> None:
         await self.sender.ready()
+        await near()
         try:
             before = await self.scraper.read()  # where the counters start; a slow page must not eat up the time until the first
-            self.start_ns = time.monotonic_ns() + LOOK_AHEAD_NS
+            self.start_ns = await start()
             self._take_sample(samples, before)
             async with background(self._sample(samples)):
                 await self.sender.run(self.start_ns)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replay.book import point_facts
 from replay.foretelling import SAMPLE_S, write_played
 from replay.judge.steady import Steady, little_of, steadiness
 from replay.judge.summary import LoadBy
@@ -18,7 +19,7 @@ from replay.plan.predict import predict
 from replay.plan.scale import rows_of
 from replay.progress import Progress
 from replay.results import log_path, read_lines, read_outcomes
-from replay.run import Connected, ReplayConfig, connected, interruptible, point_facts, send_point
+from replay.run import Connected, ReplayConfig, connected, interruptible, send_point
 from replay.sharing import Job, Stop
 from replay.sim.engine import Engine
 from replay.sim.engines import engine_named

@@ -103,7 +103,7 @@ class Share:
         self.until = until
         self.plan, self.rows, self.job, self.client, self.stop = plan, rows, job, client, stop
         self.target = job.target
-        self.endpoint = client.endpoint(self.target.url + PATHS[self.target.prompt_mode])
+        self.endpoints = [client.endpoint(url + PATHS[self.target.prompt_mode]) for url in self.target.all_urls]
         self.api = api_of(self.target.prompt_mode)
         self.pacer = Pacer(plan, rows, job.at_once)
         self.is_continued = np.zeros(len(plan), dtype=bool)
@@ -111,9 +111,10 @@ class Share:
         self.spoken: dict[int, NDArray[np.int64]] = {}  # prompt + answer of turns that a later turn continues
         self.start_ns = 0
         self.prepared = 0
+        self.prepared_for = [0] * len(self.endpoints)
         self.open: dict[int, Exchange] = {}  # by row
         self.waiting: dict[int, Callable[[], None]] = {}  # rows between two attempts: call to give them up
-        self.unreached = 0
+        self.unreached = [0] * len(self.endpoints)
         self.log: BinaryIO | None = None
         self._counts = Counts()
         self._cpu_ns, self._wall_ns = time.thread_time_ns(), time.monotonic_ns()
@@ -220,8 +221,13 @@ class Share:
             kept = prompt if self.is_continued[row] else None
             ready = _Ready(row, due_ns, self.now_ns, body, kept, answer_spliced)
             self.prepared += 1
+            self.prepared_for[self._server(row)] += 1
             self.alarm.call_at(self.start_ns + due_ns, partial(self._send, ready))
-        self.client.reserve(self.endpoint, self.prepared)
+        for endpoint, prepared in zip(self.endpoints, self.prepared_for, strict=True):
+            self.client.reserve(endpoint, prepared)
+
+    def _server(self, row: int) -> int:
+        return 0 if self.plan.server is None else int(self.plan.server[row])
 
     def _prompt(self, row: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool | None]:
         """The prompt as token ids (mode ids) or places in the vocabulary (the others)."""
@@ -243,7 +249,9 @@ class Share:
         return body_of(target.prompt_mode, target.model, prompt, target.vocabulary, output_tokens, **more)
 
     def _send(self, ready: _Ready) -> None:
+        server = self._server(ready.row)
         self.prepared -= 1
+        self.prepared_for[server] -= 1
         self._counts.sent += 1
         self._attempt(ready)
 
@@ -254,7 +262,7 @@ class Share:
         patience_ns = int(self.plan.abort_ns[row]) if self.job.hang_up else -1
         if patience_ns >= 0 and ready.leaves is None:
             ready.leaves = asyncio.get_running_loop().call_later(patience_ns / 1e9, self._hang_up, row)
-        self.client.post(self.endpoint, ready.body, seen)
+        self.client.post(self.endpoints[self._server(row)], ready.body, seen)
 
     def _hang_up(self, row: int) -> None:
         """As the recorded client did. One that waits for its next attempt ends with the fault of its last one."""
@@ -300,11 +308,16 @@ class Share:
         counts.late_ns_max = max(counts.late_ns_max, (outcome.sent_ns or 0) - outcome.planned_ns)
         if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
             self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])
-        self.unreached = self.unreached + 1 if seen.error_kind in ("connect", "connection_lost") else 0
-        if self.unreached >= DEAD_AFTER:
-            self.stop.set(f"the target is gone: {self.unreached} requests in a row did not get through")
+        self._see_whether_gone(self._server(row), seen)
         if self.pacer.ended(row, outcome.end_ns or self.now_ns) or self.pacer.is_finished or self.stop.reason is not None:
             self.changed.set()
+
+    def _see_whether_gone(self, server: int, seen: Exchange) -> None:
+        unreached = self.unreached[server] + 1 if seen.error_kind in ("connect", "connection_lost") else 0
+        self.unreached[server] = unreached
+        if unreached >= DEAD_AFTER:
+            name = "the target" if len(self.endpoints) == 1 else f"target {self.target.all_urls[server]}"
+            self.stop.set(f"{name} is gone: {unreached} requests in a row did not get through")
 
     async def _hear_stop(self) -> None:
         await self.stop.event.wait()
@@ -353,6 +366,7 @@ def _outcome(plan: Plan, ready: _Ready, seen: Exchange, start_ns: int) -> Outcom
         source_request_id=int(plan.source_request_id[row]),
         session_id=int(plan.session_id[row]),
         turn=int(plan.turn[row]),
+        server=None if plan.server is None else int(plan.server[row]),
         planned_ns=ready.due_ns,
         recorded_ns=int(plan.planned_ns[row]),
         ready_ns=ready.ready_ns,

@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 import uvloop
 
+from replay.book import write_json
 from replay.errors import PlanError
 from replay.judge.summary import LoadBy, load_label
 from replay.plan.load import Arrivals, as_long_as, at_rate, closed, stretch, twice
 from replay.plan.plan import Plan
 from replay.plan.scale import By, scale_plan
-from replay.run import METRICS_HZ, planned, point_seeds, write_json
+from replay.run import METRICS_HZ, planned, point_seeds
 from replay.running import Load, Setting, opened
 
 Kind = Literal["concurrency", "rate", "scale"]

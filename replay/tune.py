@@ -24,12 +24,12 @@ import msgspec
 import uvloop
 
 from replay import capacity
+from replay.book import write_json
 from replay.capacity import CapacityConfig, run_capacity
 from replay.configurations import Grid, Value, Values, arguments, filled, named
 from replay.edge.launch import Launch, LaunchError, free_port, launched, tail
 from replay.errors import PlanError
 from replay.judge.search import Limit
-from replay.run import write_json
 from replay.running import opened
 from replay.sim.engines import engine_named
 from replay.sim.presets import changed

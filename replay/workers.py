@@ -16,7 +16,7 @@ import uvloop
 
 from replay.edge.client import TransportName, client_for
 from replay.plan.plan import Plan
-from replay.plan.share import share_rows
+from replay.plan.share import Shard, share_rows
 from replay.results import log_path
 from replay.sharing import Counts, Job, Share, Stop, background
 from tracer.blocks import Blocks
@@ -30,6 +30,7 @@ class _Order:
     plan_dir: Path = Path()
     index: int
     count: int
+    shard: Shard
     job: Job
     timeout_s: float
     headers: dict[str, str]
@@ -65,12 +66,20 @@ class Workers:
                 process.terminate()
 
     def share_out(
-        self, plan: Plan, job: Job, timeout_s: float, headers: dict[str, str], transport: TransportName, stop: Stop
+        self,
+        plan: Plan,
+        shard: Shard,
+        job: Job,
+        timeout_s: float,
+        headers: dict[str, str],
+        transport: TransportName,
+        stop: Stop,
     ) -> "SharedOut":
         orders = [
             _Order(
                 index=number,
                 count=len(self._pipes),
+                shard=shard,
                 job=replace(
                     job,
                     log=log_path(job.log.parent, job.point, number),
@@ -170,7 +179,7 @@ async def _do(order: _Order, pipe: Connection) -> None:
     stop = Stop()
     async with client_for(order.timeout_s, order.headers, order.transport) as client:
         plan = _read_plan(order.plan_dir)
-        share = Share(plan, share_rows(plan, order.index, order.count), order.job, client, stop)
+        share = Share(plan, share_rows(plan, order.index, order.count, order.shard), order.job, client, stop)
         pipe.send("ready")
         start_ns = await _receive(pipe)
 
@@ -199,7 +208,7 @@ def _write_plan(plan: Plan, folder: Path) -> None:
         if isinstance(value, Blocks):
             np.save(folder / f"{field.name}.offsets.npy", value.offsets)
             np.save(folder / f"{field.name}.ids.npy", value.ids)
-        elif field.name != "notes":
+        elif field.name != "notes" and value is not None:
             np.save(folder / f"{field.name}.npy", value)
 
 
@@ -214,6 +223,6 @@ def _read_plan(folder: Path) -> Plan:
     for field in fields(Plan):
         if field.name in ("blocks", "answer_blocks"):
             values[field.name] = Blocks(offsets=mapped(f"{field.name}.offsets"), ids=mapped(f"{field.name}.ids"))
-        elif field.name != "notes":
+        elif field.name != "notes" and (folder / f"{field.name}.npy").exists():
             values[field.name] = mapped(field.name)
     return Plan(**values | {"block_tokens": int(values["block_tokens"])})

@@ -35,7 +35,17 @@ class Target:
     has_metrics: bool  # any of these tells of the server; else of GPUs at most
     kv_capacity_tokens: int | None
     block_tokens: int | None = None
+    urls: tuple[str, ...] = ()  # of several servers of the same model, see fleet.py; none: `url` is the only one
+    kv_tokens: tuple[int | None, ...] = ()  # of each of them
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        return self.urls or (self.url,)
+
+    @property
+    def each_kv_tokens(self) -> tuple[int | None, ...]:
+        return self.kv_tokens or (self.kv_capacity_tokens,)
 
     @property
     def answers_reused(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,16 @@ TALLY_AT = 1_000_000  # values that are held before they are counted
 KV_FULL = 0.95  # of the blocks: engines admit nothing new at some per cent below 1
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What run.json knows of one of several servers of a point."""
+
+    url: str
+    planned: int
+    kv_capacity_tokens: int | None = None
+    hit_rate_predicted: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +47,7 @@ class Facts:
     window_s: tuple[float, float] | None = None  # a sweep measures where its points are steady; else see steady_window
     steady: Steadiness | None = None
     little: Little | None = None
+    servers: list[ServerFacts] = field(default_factory=list)  # where there are several
 
 
 def percentiles(values: Iterable[float]) -> Percentiles | None:
@@ -237,7 +248,7 @@ def cache(outcomes: Sequence[Outcome], samples: Sequence[Sample], facts: Facts, 
     return Cache(
         hit_rate_predicted=facts.hit_rate_predicted,
         hit_rate_predicted_infinite=facts.hit_rate_predicted_infinite,
-        hit_rate_usage=_hit_rate_usage(outcomes),
+        hit_rate_usage=hit_rate_usage(outcomes),
         hit_rate_metrics=hits / queries if hits is not None and queries else None,
         hit_rate_host=from_host / queries if from_host and queries else None,
         kv_capacity_tokens=facts.kv_capacity_tokens,
@@ -252,7 +263,7 @@ def cache(outcomes: Sequence[Outcome], samples: Sequence[Sample], facts: Facts, 
     )
 
 
-def _hit_rate_usage(outcomes: Iterable[Outcome]) -> float | None:
+def hit_rate_usage(outcomes: Iterable[Outcome]) -> float | None:
     """sum of cached_tokens / sum of prompt tokens, over requests whose usage names both."""
     pairs = [(one.cached_tokens, one.input_tokens) for one in outcomes]
     known = [(cached, prompt) for cached, prompt in pairs if cached is not None and prompt is not None]

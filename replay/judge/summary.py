@@ -101,6 +101,18 @@ class Little(msgspec.Struct, frozen=True, kw_only=True):
         return self.rate_per_s * self.time_s
 
 
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several servers that a plan was routed to."""
+
+    url: str
+    planned: int
+    completed: int
+    failed: int
+    ttft_ms: Percentiles | None  # schedule latency, of requests in the steady window
+    hit_rate_predicted: float | None  # of a cache of its size that sees its requests only
+    hit_rate_usage: float | None
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """One value per time bin for charts; null where nothing was seen in a bin. At most 100 bins."""
 
@@ -177,6 +189,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     steady: Steadiness | None = None  # of a sweep's points, as the next one
     little: Little | None = None
     gpu: Gpu | None = None
+    servers: list[Server] = []  # where there are several
 
     @property
     def label(self) -> str:

@@ -9,6 +9,7 @@ from replay.judge.doubts import doubts
 from replay.judge.gpu import gpu
 from replay.judge.metrics import Facts
 from replay.judge.series import series
+from replay.judge.servers import servers
 from replay.judge.summary import Note, Point, Slo, Summary
 from replay.outcome import Outcome, Sample
 
@@ -79,6 +80,7 @@ def judge_point(
         steady=facts.steady,
         little=facts.little,
         gpu=gpu(samples, window, output_tokens_per_s),
+        servers=servers(facts, outcomes, window),
         series=series(outcomes, samples, max(until_s, facts.planned_span_s) if is_whole else until_s, was_killed),
     )
     return msgspec.structs.replace(point, notes=[*limits, *_other_notes(point, facts, outcomes, samples)])

@@ -34,6 +34,7 @@ class Plan:
     abort_ns: Ints  # after being sent, its client hangs up; none: it stays
     blocks: Blocks
     answer_blocks: Blocks  # full blocks over prompt + answer beyond `blocks`, empty if the trace has none
+    server: Ints | None = None  # which of several it goes to, see route.py; None: there is one
     notes: tuple[str, ...] = ()  # what was changed on the way: stamps spread inside their grid, rows left out, ...
 
     def __len__(self) -> int:

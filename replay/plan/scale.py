@@ -96,6 +96,7 @@ def _copy(plan: Plan, rows: Ints, global_blocks: Ints, id_shift: int, time_shift
         abort_ns=plan.abort_ns[rows],
         blocks=Blocks(offsets=blocks.offsets, ids=(blocks.ids + np.where(private, id_shift, 0)).astype(np.int32)),
         answer_blocks=Blocks(offsets=answers.offsets, ids=(answers.ids + id_shift).astype(np.int32)),
+        server=None if plan.server is None else plan.server[rows],
     )
 
 

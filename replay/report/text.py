@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from replay.judge.summary import Gpu, Note, Percentiles, Point, Summary
+from replay.judge.summary import Gpu, Note, Percentiles, Point, Server, Summary
 
 LABEL_WIDTH, CELL_WIDTH = 34, 18  # columns: how many scales fit side by side
 VERDICT_STYLES = {
@@ -114,7 +114,7 @@ def figures(points: Sequence[Point]) -> list[Section]:
         ),
         row("later turns sent late", lambda p: str(p.late_turns)),
     ]
-    return [load, latency, cache, client, *_gpus(points)]
+    return [load, latency, cache, client, *_gpus(points), *_servers(points)]
 
 
 def _gpus(points: Sequence[Point]) -> list[Section]:
@@ -141,6 +141,23 @@ def _gpus(points: Sequence[Point]) -> list[Section]:
         figure("energy, J per output token", lambda g: g.energy_per_output_token_j, _digits),
     ]
     return [[one for one in rows if one is not None]]
+
+
+def _servers(points: Sequence[Point]) -> list[Section]:
+    """Where there are several: each one's share of the load, and its own cache."""
+
+    def row(label: str, number: int, value: Callable[[Server], str]) -> tuple[str, Cells]:
+        return label, [value(p.servers[number]) if number < len(p.servers) else "-" for p in points]
+
+    def section(number: int) -> Section:
+        return [
+            row(f"target {number}: planned / answered", number, lambda s: f"{s.planned} / {s.completed}"),
+            row("  TTFT p50 / p99, ms", number, lambda s: _pair(s.ttft_ms)),
+            row("  hit rate, predicted", number, lambda s: _share(s.hit_rate_predicted)),
+            row("  hit rate, usage", number, lambda s: _share(s.hit_rate_usage)),
+        ]
+
+    return [section(number) for number in range(max(len(p.servers) for p in points))]
 
 
 def _pair(value: Percentiles | None) -> str:

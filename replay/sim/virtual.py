@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -19,15 +18,14 @@ from numpy.typing import NDArray
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
+from replay.plan.route import Router, longest_prefix, round_robin, sticky
 from replay.sim.coasting import Coaster, Stretch
 from replay.sim.dense import DenseCache
 from replay.sim.engine import Engine, Request
 from replay.sim.eviction import is_plain
 from replay.sim.presets import Preset
 
-type Router = Literal["prefix", "sticky", "rr"]
 NS = 1_000_000_000
-MAX_LEAD = 8  # prefix: requests that a replica may have more than the least busy one and still be chosen
 
 
 @dataclass(slots=True, kw_only=True)
@@ -325,19 +323,18 @@ def _gaps_us(request: Request, ends_s: "array[float]") -> list[int]:
 
 
 def _prefix(engines: list[Engine], request: Request, _session: int, _number: int) -> int:
-    """The longest cached prefix among the replicas that are not far busier than the least busy one."""
     load = [len(engine.running) + len(engine.waiting) for engine in engines]
     limit = (len(request.prompt) - 1) // engines[0].preset.block_tokens
-    able = [number for number in range(len(engines)) if load[number] <= min(load) + MAX_LEAD]
-    return max(able, key=lambda number: (len(engines[number].cache.leading_run(request.names, limit)), -load[number]))
+    given = [engine.prefix_cache_queries for engine in engines]
+    return longest_prefix(lambda number: len(engines[number].cache.leading_run(request.names, limit)), load, given)
 
 
 def _sticky(engines: list[Engine], _request: Request, session: int, _number: int) -> int:
-    return session % len(engines)
+    return sticky(session, len(engines))
 
 
 def _round_robin(engines: list[Engine], _request: Request, _session: int, number: int) -> int:
-    return number % len(engines)
+    return round_robin(number, len(engines))
 
 
 ROUTERS: dict[Router, Callable[[list[Engine], Request, int, int], int]] = {

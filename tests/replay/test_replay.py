@@ -15,6 +15,7 @@ from pyarrow.parquet import read_table as read_parquet
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.progress import Progress
+from replay.report.reading import judge_run
 from replay.results import read_lines, read_outcomes
 from replay.run import ReplayConfig, replay
 from replay.sim.api import Ask
@@ -262,3 +263,53 @@ def test_a_metrics_page_that_was_asked_for_must_be_there(trace: Path, tmp_path: 
 
     with pytest.raises(PlanError, match="no metrics here"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("router", ["prefix", "sticky", "rr"])
+def test_each_of_several_targets_reports_the_hit_rate_predicted_for_its_share(trace: Path, tmp_path: Path, router: str) -> None:
+    async def run() -> list[str]:
+        async with serving(ServerConfig(port=0, speed=2)) as first, serving(ServerConfig(port=0, speed=2)) as second:
+            config = ReplayConfig(
+                trace=trace,
+                target=first,
+                other_targets=(second,),
+                router=router,  # type: ignore[arg-type]
+                run_dir=tmp_path / "run",
+                scales=(2.0,),
+                by="time",
+                workers=2 if router == "rr" else 1,
+            )
+            await replay(config)
+            return [first, second]
+
+    urls = asyncio.run(run())
+
+    manifest = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
+    facts, (point,) = manifest["points"][0], judge_run(tmp_path / "run").points
+    seen = outcomes(tmp_path / "run")
+    assert manifest["router"] == router and manifest["target"] == ", ".join(urls) == ", ".join(one.url for one in point.servers)
+    assert [one["planned"] for one in facts["servers"]] == [sum(one.server == n for one in seen) for n in (0, 1)]
+    assert {one.error_kind for one in seen} == {None} and len(seen) == 36
+    if router == "sticky":
+        assert len({(one.session_id, one.server) for one in seen}) == 12
+    for one in point.servers:
+        assert one.completed == one.planned
+        if one.planned:
+            assert one.hit_rate_usage == pytest.approx(one.hit_rate_predicted, abs=0.03)
+    assert point.cache.hit_rate_usage == pytest.approx(point.cache.hit_rate_predicted, abs=0.03)
+    assert point.cache.hit_rate_metrics == pytest.approx(point.cache.hit_rate_usage, abs=0.001)
+
+
+def test_targets_that_are_no_copies_of_each_other_are_refused(trace: Path, tmp_path: Path) -> None:
+    async def run(**choice: Any) -> None:
+        async with (
+            serving(ServerConfig(port=0)) as first,
+            serving(ServerConfig(port=0, preset="a10-mpt-7b")) as second,
+        ):
+            others = (first,) if choice else (second,)
+            await replay(ReplayConfig(trace=trace, target=first, other_targets=others, run_dir=tmp_path / "run", **choice))
+
+    with pytest.raises(PlanError, match="serve different models"):
+        asyncio.run(run())
+    with pytest.raises(PlanError, match="named twice"):
+        asyncio.run(run(by="time"))

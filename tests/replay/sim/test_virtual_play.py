@@ -14,8 +14,9 @@ from replay.outcome import Outcome, Sample
 from replay.plan.build import COLUMNS, build_plan
 from replay.plan.plan import Plan
 from replay.plan.predict import plan_curve
+from replay.plan.route import Router
 from replay.sim.presets import preset_named
-from replay.sim.virtual import Router, _Fleet, play
+from replay.sim.virtual import _Fleet, play
 from tracer.schema import SCHEMA, Footer
 
 SMALL = replace(preset_named("laptop-demo"), kv_tokens=4096, max_num_seqs=8, max_num_batched_tokens=512)
