@@ -31,7 +31,7 @@ def test_costs_that_the_run_does_not_tell_are_called_guesses_in_the_table_and_in
     monkeypatch.setattr(predicting, "calibrate", lambda *_, **__: found)
     out = Console(record=True, width=120)
 
-    predicting.run_calibrate(Path("run"), tmp_path / "mine.toml", None, None, {}, out, Console(stderr=True, quiet=True))
+    predicting.run_calibrate([Path("run")], tmp_path / "mine.toml", None, None, "last", {}, out, Console(stderr=True, quiet=True))
 
     lines = out.export_text().splitlines()
     assert next(line for line in lines if line.startswith("TTFT")).endswith("+4.0%")
