@@ -3,6 +3,7 @@
 import asyncio
 import io
 import time
+from functools import partial
 
 import msgspec
 
@@ -10,7 +11,8 @@ from replay.edge.scrape import Reading
 from replay.outcome import Sample
 from replay.progress import Progress
 from replay.run import _Watch
-from replay.sharing import LOOK_AHEAD_NS, Counts
+from replay.sharing import LOOK_AHEAD_NS, Counts, Stop
+from replay.starting import wait_for_start, wait_until_near
 
 
 class SlowScraper:
@@ -44,7 +46,8 @@ def test_the_first_request_has_its_whole_look_ahead_however_slow_the_page() -> N
     sender, samples = Sender(), io.BytesIO()
     progress = Progress(scale=1.0, planned=3, predicted_hit_rate=None)
 
-    asyncio.run(_Watch(SlowScraper(), 0.1, sender, progress, lambda _: None).run(samples))  # type: ignore[arg-type]
+    watch = _Watch(SlowScraper(), 0.1, sender, progress, lambda _: None)  # type: ignore[arg-type]
+    asyncio.run(watch.run(samples, partial(wait_until_near, None, Stop()), partial(wait_for_start, None, Stop())))
 
     seen = [msgspec.json.decode(line, type=Sample) for line in samples.getvalue().splitlines()]
     assert sender.early_ns > 0.5 * LOOK_AHEAD_NS

@@ -30,6 +30,8 @@ def plan_of(paths: list[list[int]], *, gap_s: float = 1.0, output_tokens: int = 
         tail_tokens=np.ones(n, dtype=np.int64),
         input_tokens=np.array([len(path) * 16 + 1 for path in paths]),
         output_tokens=np.full(n, output_tokens),
+        asked_tokens=np.full(n, output_tokens),
+        abort_ns=none,
         blocks=Blocks.from_lists(paths),
         answer_blocks=Blocks.from_lists([()] * n),
     )

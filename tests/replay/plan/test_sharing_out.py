@@ -28,6 +28,8 @@ def plan_of(sessions: list[int]) -> Plan:
         tail_tokens=zeros + 5,
         input_tokens=zeros + 5,
         output_tokens=zeros + 1,
+        asked_tokens=zeros + 1,
+        abort_ns=zeros - 1,
         blocks=no_blocks,
         answer_blocks=no_blocks,
     )
