@@ -121,15 +121,14 @@ def theirs(plan: Plan, preset: Preset, python: Path, costs: StepCosts | None, fo
     said = json.loads(subprocess.run([python, "-c", PEER, json.dumps(given)], check=True, capture_output=True, text=True).stdout)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     done = [one for one in rows if one["output_length"]]
+    later = [one for one in done if one["output_length"] > 1]
     return Figures(
         seconds=said["seconds"],
         virtual_s=max(one["terminal_time_ms"] for one in done) / 1e3,
         answered=len(done),
         refused=len(plan) - len(done),
         ttft_ms=ranks(one["ttft_ms"] for one in done),
-        tpot_ms=ranks(
-            (one["last_token_ms"] - one["first_token_ms"]) / (one["output_length"] - 1) for one in done if one["output_length"] > 1
-        ),
+        tpot_ms=ranks((one["last_token_ms"] - one["first_token_ms"]) / (one["output_length"] - 1) for one in later),
         e2e_ms=ranks(one["e2e_latency_ms"] for one in done),
         hit_rate=said["hit_rate"],
         preemptions=None,
