@@ -22,6 +22,7 @@ from replay.report.json import write_json
 from replay.report.reading import judge_run
 from replay.report.text import print_summary
 from replay.run import ReplayConfig, run_replay
+from replay.sim.split import Split
 
 
 def parse_slos(texts: Sequence[str]) -> list[Slo]:
@@ -112,7 +113,7 @@ def predict_and_report(config: PredictConfig, slos: Sequence[Slo], attain: float
 def grid_and_report(
     config: PredictConfig,
     kv_tokens: Sequence[int | None],
-    replicas: Sequence[int],
+    replicas: Sequence[int | Split],
     slos: Sequence[Slo],
     attain: float,
     out: Console,

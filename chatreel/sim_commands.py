@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,6 +25,9 @@ from chatreel.options import (
     counts,
     numbers,
 )
+
+if TYPE_CHECKING:
+    from replay.sim.split import Split
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -109,6 +112,12 @@ def predict(
     router: Annotated[
         Router, typer.Option(help="prefix: where most is cached; sticky: by session; rr: in turn.")
     ] = Router.prefix,
+    prefill_replicas: Annotated[
+        str | None, typer.Option(help="Engines for prompts only, with --decode-replicas, instead of --replicas.")
+    ] = None,
+    decode_replicas: Annotated[str | None, typer.Option(help="Engines that go on from there; with --grid: 1,2,4.")] = None,
+    kv_link_gbps: Annotated[float, typer.Option(help="Between them, of each GPU: 400 is one ConnectX-7.")] = 400.0,
+    kv_link_latency_ms: Annotated[float, typer.Option(help="Of each transfer of a prompt's KV.")] = 0.0,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("predicted"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
     kv_tokens: Annotated[
@@ -139,7 +148,10 @@ def predict(
 
     fleets = counts(replicas, "--replicas")
     sizes: list[int | None] = [*counts(kv_tokens, "--kv-tokens")] if kv_tokens is not None else [None]
-    if not grid and len(fleets) * len(sizes) > 1:
+    splits = _splits(prefill_replicas, decode_replicas, replicas, kv_link_gbps, kv_link_latency_ms)
+    if splits:
+        fleets = [1]
+    if not grid and max(len(splits), 1) * len(fleets) * len(sizes) > 1:
         raise typer.BadParameter("several values need --grid", param_hint="--replicas or --kv-tokens")
     name, config_json = _engine(engine, gpu, model_config)
     config = PredictConfig(
@@ -152,7 +164,8 @@ def predict(
         kv_dtype=kv_dtype.value if kv_dtype else None,
         scales=tuple(numbers(scale, float, "--scale")),
         by=by.value,
-        replicas=fleets[0],
+        replicas=fleets[0] if not splits else splits[0].prefill + splits[0].decode,
+        split=splits[0] if splits else None,
         router=router.value,
         limit=limit,
         seed=seed,
@@ -166,8 +179,25 @@ def predict(
     )
     slos = parse_slos(slo or [])
     if grid:
-        raise typer.Exit(grid_and_report(config, sizes, fleets, slos, attain, out, err))
+        raise typer.Exit(grid_and_report(config, sizes, splits or fleets, slos, attain, out, err))
     raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
+
+
+def _splits(prefill: str | None, decode: str | None, replicas: str, link_gbps: float, link_latency_ms: float) -> "list[Split]":
+    """Every pair of both lists; none without them."""
+    from replay.sim.split import Split
+
+    if prefill is None and decode is None:
+        return []
+    if prefill is None or decode is None:
+        raise typer.BadParameter("--prefill-replicas and --decode-replicas go together", param_hint="--prefill-replicas")
+    if replicas != "1":
+        raise typer.BadParameter("a split has its own numbers of replicas", param_hint="--replicas")
+    return [
+        Split(prefill=one, decode=other, link_gbps=link_gbps, link_latency_s=link_latency_ms / 1e3)
+        for one in counts(prefill, "--prefill-replicas")
+        for other in counts(decode, "--decode-replicas")
+    ]
 
 
 def _engine(engine: str, gpu: str | None, model_config: Path | None) -> tuple[str, dict[str, Any] | None]:

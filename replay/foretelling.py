@@ -23,6 +23,7 @@ from replay.run import plan_options, planned, point_seeds
 from replay.sim.engines import engine_named
 from replay.sim.hardware import Dtype
 from replay.sim.presets import Preset, changed
+from replay.sim.split import Split, SplitFleet, check_split
 from replay.sim.virtual import ROUTERS, play
 
 SAMPLE_S = 0.25
@@ -37,6 +38,7 @@ class PredictConfig:
     by: By = "users"
     replicas: int = 1
     router: Router = "prefix"
+    split: Split | None = None  # then `replicas` are those of both sides together
     limit: int | None = None
     seed: int = 0
     dequantise: bool = True
@@ -62,11 +64,13 @@ def run_predict(config: PredictConfig) -> Path:
     for index, scale in enumerate(config.scales):
         point_seed, _ = point_seeds(config.seed, index)
         scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
-        capacity = (preset.kv_blocks + preset.offload_blocks) * preset.block_tokens * config.replicas
+        caching = config.replicas if config.split is None else config.split.prefill
+        capacity = (preset.kv_blocks + preset.offload_blocks) * preset.block_tokens * caching
         prediction = predict(scaled, capacity, answers_reused=True)
         manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
         write_json(config.run_dir / "run.json", manifest)
-        playing = play(scaled, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S)
+        fleet = None if config.split is None else SplitFleet(scaled, preset, config.split, config.router)
+        playing = play(scaled, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S, fleet=fleet)
         write_played(config.run_dir, index, playing)
     return config.run_dir
 
@@ -116,17 +120,25 @@ def preset_of(config: PredictConfig) -> Preset:
         kv_dtype=config.kv_dtype,
         config=config.model_config,
     )
-    return changed(
+    preset = changed(
         engine,
         kv_tokens=config.kv_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         **config.settings,
     )
+    if config.split is not None:
+        check_split(config.split, preset)
+    return preset
 
 
 def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, Any]:
     several = f"{config.replicas} replicas, {config.router} router, " if config.replicas > 1 else ""
+    if config.split is not None:
+        several = (
+            f"split, {config.split.prefill} prefill and {config.split.decode} decode replicas, KV over "
+            f"{config.split.link_gbps:g} Gb/s, {config.router} router, "
+        )
     engine = config.engine if config.model_config is None else f"{config.engine} with {preset.model.name}"
     gpus = f"{preset.gpus} GPUs and " if preset.gpus > 1 else ""
     return {
@@ -143,6 +155,12 @@ def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, An
         **plan_options(config.limit, config.dequantise, config.open_loop),
         "simulated": True,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "notes": ["simulated in virtual time: no server was asked", *plan.notes],
+        "notes": ["simulated in virtual time: no server was asked", *_split_notes(config.split), *plan.notes],
         "points": [],
     }
+
+
+def _split_notes(split: Split | None) -> list[str]:
+    if split is None:
+        return []
+    return ["split: the first token comes from the prefill replica, so TTFT has no transfer of KV in it; the second waits for it"]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,7 @@ from replay.errors import PlanError
 from replay.foretelling import PredictConfig, preset_of, run_predict
 from replay.judge.summary import Point, Slo
 from replay.report.reading import judge_run
+from replay.sim.split import Split
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +20,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     scale: float
     kv_tokens: int  # of each replica
-    replicas: int
+    replicas: int  # of both sides, where prefill and decode are split
     gpus: int
     requests_per_s: float
     goodput_per_s: float | None  # null without an SLO, as the next one
@@ -28,6 +30,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p50_ms: float | None
     preemptions: int | None
     run: str  # folder
+    split: str | None = None  # prefill:decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,34 +44,45 @@ class Needed:
 def run_grid(
     config: PredictConfig,
     kv_tokens: Sequence[int | None],
-    replicas: Sequence[int],
+    replicas: Sequence[int | Split],
     slos: Sequence[Slo],
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Cell]:
-    """Writes RUN/kv-<tokens>-replicas-<count>/ for each pair and RUN/grid.json. None: as much KV as the engine has."""
+    """Writes RUN/kv-<tokens>-replicas-<count>/, or -split-<prefill>-<decode>, for each pair, and RUN/grid.json.
+
+    None: as much KV as the engine has.
+    """
     if (config.run_dir / "grid.json").exists():
         raise PlanError("there is a grid here already", path=str(config.run_dir), next_step="Choose another --out")
     pairs = list(product(kv_tokens, replicas))
-    configs = [replace(config, kv_tokens=kv, replicas=count) for kv, count in pairs]
+    configs = [replace(config, kv_tokens=kv, **_fleet(fleet)) for kv, fleet in pairs]
     presets = [preset_of(one) for one in configs]  # what cannot run is said before anything does
     cells: list[Cell] = []
     for one, preset in zip(configs, presets, strict=True):
         size = preset.kv_blocks * preset.block_tokens
-        name = f"kv-{size}-replicas-{one.replicas}"
+        split = one.split
+        name = f"kv-{size}-" + (f"split-{split.prefill}-{split.decode}" if split else f"replicas-{one.replicas}")
         say(f"{name} of {len(configs)}")
         summary = judge_run(run_predict(replace(one, run_dir=config.run_dir / name)), slos)
-        cells += [_cell(point, size, one.replicas, one.replicas * preset.gpus, name) for point in summary.points]
+        cells += [_cell(point, size, one, preset.gpus, name) for point in summary.points]
     write_cells(config.run_dir / "grid.json", cells)
     return cells
 
 
-def _cell(point: Point, kv_tokens: int, replicas: int, gpus: int, run: str) -> Cell:
+def _fleet(fleet: int | Split) -> dict[str, Any]:
+    if isinstance(fleet, Split):
+        return {"replicas": fleet.prefill + fleet.decode, "split": fleet}
+    return {"replicas": fleet, "split": None}
+
+
+def _cell(point: Point, kv_tokens: int, config: PredictConfig, gpus: int, run: str) -> Cell:
     ttft, tpot = point.latency.ttft_schedule_ms, point.latency.tpot_ms
     return Cell(
         scale=point.scale,
         kv_tokens=kv_tokens,
-        replicas=replicas,
-        gpus=gpus,
+        replicas=config.replicas,
+        gpus=config.replicas * gpus,
+        split=f"{config.split.prefill}:{config.split.decode}" if config.split else None,
         requests_per_s=point.requests_per_s,
         goodput_per_s=point.goodput_per_s,
         attainment=point.attainment,

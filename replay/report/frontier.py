@@ -24,7 +24,7 @@ def rows(cells: Sequence[Cell]) -> list[list[str]]:
         [
             f"{one.scale:g}x",
             str(one.gpus),
-            str(one.replicas),
+            one.split or str(one.replicas),
             f"{one.kv_tokens:,}",
             _number(one.requests_per_s, ".2f"),
             _number(one.goodput_per_s, ".2f"),
@@ -49,7 +49,8 @@ def words(found: Sequence[Needed], attain: float) -> list[str]:
             lines.append(f"{one.scale:g}x: nothing in this grid meets the SLO for {attain:.4g} of the requests.")
             continue
         count = f"{one.cell.gpus} GPU{'s' if one.cell.gpus > 1 else ''}"
-        lines.append(f"{one.scale:g}x needs {count}, with {one.cell.kv_tokens:,} tokens of KV each replica.")
+        split = f", prefill and decode split {one.cell.split}" if one.cell.split else ""
+        lines.append(f"{one.scale:g}x needs {count}{split}, with {one.cell.kv_tokens:,} tokens of KV each replica.")
     return lines
 
 
@@ -104,7 +105,7 @@ def print_grid(cells: Sequence[Cell], lines: Sequence[str], console: Console) ->
     shown = [
         (name, column)
         for name, column in zip(_HEAD, zip(*rows(cells), strict=True), strict=True)
-        if set(column) != {"-"} and (name != "replicas" or any(one.replicas != one.gpus for one in cells))
+        if set(column) != {"-"} and (name != "replicas" or any(one.replicas != one.gpus or one.split for one in cells))
     ]
     for name, column in shown:
         table.add_column(name, justify="right", min_width=max(map(len, (*column, *name.split()))))

@@ -29,7 +29,7 @@ NS = 1_000_000_000
 
 
 @dataclass(slots=True, kw_only=True)
-class _InFlight:
+class InFlight:
     row: int
     planned_ns: int
     request: Request
@@ -47,15 +47,16 @@ def play(
     engines: list[Engine] | None = None,
     at_once: int | None = None,
     is_over: Callable[[], bool] | None = None,
+    fleet: "Fleet | None" = None,
 ) -> Iterator[Outcome | Sample]:
     """Outcomes as they end and a sample of the engines' state every `sample_s` of virtual time, in order of time.
 
     The engine that is furthest behind steps first, so no answer comes before what led to it. `stepwise`: one step after
     the other and one block after the other, as the server does; the result is the same to the last bit. `engines`: used,
     step by step, instead of new ones. `at_once`: so many sessions are open, and the next one starts when one has ended.
-    Once `is_over`, nothing more arrives.
+    Once `is_over`, nothing more arrives. `fleet`: instead of one of like replicas; see split.py.
     """
-    fleet = _Fleet(plan, preset, replicas, router, stepwise, engines, at_once)
+    fleet = fleet or Fleet(plan, preset, replicas, router, stepwise, engines, at_once)
     fleet.sample_s = sample_s
     # Where the caller may end the load after any sample, no run of steps goes beyond one; nor where engines meet in it.
     fleet.goes_beyond_samples = is_over is None and replicas == 1 and engines is None
@@ -72,7 +73,7 @@ def play(
     yield fleet.sample(fleet.end_s)
 
 
-class _Fleet:
+class Fleet:
     def __init__(
         self,
         plan: Plan,
@@ -105,7 +106,7 @@ class _Fleet:
         self.after: dict[int, list[int]] = {}  # row -> turns that wait for its end
         for row in np.flatnonzero(waits).tolist():
             self.after.setdefault(int(plan.parent[row]), []).append(row)
-        self.in_flight: dict[int, _InFlight] = {}  # by id of the engine's request
+        self.in_flight: dict[int, InFlight] = {}  # by id of the engine's request
         self.generated = 0
         self.arrived = 0
         self.end_s = 0.0
@@ -151,7 +152,7 @@ class _Fleet:
         self.generated += tokens
         self.end_s = max(self.end_s, engine.now_s)
         for request in finished:
-            yield self._ended(self.in_flight.pop(id(request)))
+            yield from self._finished(self.in_flight.pop(id(request)))
 
     def _samples_within(self, stretch: Stretch, engine: Engine) -> Iterator[Sample]:
         """Of one engine alone: only its blocks in use and the tokens given change from step to step."""
@@ -196,11 +197,14 @@ class _Fleet:
             prompt=range(input_tokens), answer=range(output_tokens), arrival_s=(planned_ns + self.before_ns) / NS, names=read
         )
         chosen = self.choose(self.engines, request, int(self.plan.session_id[row]), self.arrived)
-        self.in_flight[id(request)] = _InFlight(row=row, planned_ns=planned_ns, request=request, engine=chosen)
+        self.in_flight[id(request)] = InFlight(row=row, planned_ns=planned_ns, request=request, engine=chosen)
         self.engines[chosen].submit(request)
         self.arrived += 1
 
-    def _ended(self, one: _InFlight) -> Outcome:
+    def _finished(self, one: InFlight) -> Iterator[Outcome]:
+        yield self._ended(one)
+
+    def _ended(self, one: InFlight) -> Outcome:
         request = one.request
         assert request.first_token_s is not None and request.last_token_s is not None
         end_ns = round(request.last_token_s * NS)
@@ -216,12 +220,15 @@ class _Fleet:
             output_tokens=request.answered,
             cached_tokens=request.cached_tokens,
             token_count_source="usage",
-            chunk_gaps_us=_gaps_us(request, self.ends_s[one.engine]),
+            chunk_gaps_us=self._gaps_us(one),
             chunk_tokens=[1] * request.answered,
             finish_reason=request.finish_reason,
             http_status=200,
             answer_spliced=True if self.plan.parent[one.row] >= 0 else None,
         )
+
+    def _gaps_us(self, one: InFlight) -> list[int]:
+        return gaps_us(token_times_s(one.request, self.ends_s[one.engine]))
 
     def _then(self, row: int, end_ns: int) -> None:
         """The turns that waited for this one are due after their think time."""
@@ -315,10 +322,13 @@ class _Names:
         return (ids.astype(np.int64)[:, None] * parts + np.arange(parts)).ravel()
 
 
-def _gaps_us(request: Request, ends_s: "array[float]") -> list[int]:
-    """Between its tokens; they came at the ends of these steps."""
-    times = np.concatenate([np.frombuffer(ends_s[first : last + 1]) for first, last in request.token_steps])
-    gaps: list[int] = np.rint(np.diff(times) * 1e6).astype(np.int64).tolist()
+def token_times_s(request: Request, ends_s: "array[float]") -> NDArray[np.float64]:
+    """Tokens came at the ends of these steps."""
+    return np.concatenate([np.frombuffer(ends_s[first : last + 1]) for first, last in request.token_steps])
+
+
+def gaps_us(times_s: NDArray[np.float64]) -> list[int]:
+    gaps: list[int] = np.rint(np.diff(times_s) * 1e6).astype(np.int64).tolist()
     return gaps
 
 

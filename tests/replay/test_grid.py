@@ -1,5 +1,6 @@
 """A grid of predictions: a run folder for each pair, one table, and how many GPUs a scale needs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from replay.foretelling import PredictConfig
 from replay.grid import Cell, Needed, needed, run_grid
 from replay.judge.summary import Slo
+from replay.sim.split import Split
 from tests.replay.test_replay import chats
 from tracer.errors import TraceError
 from tracer.schema import Footer
@@ -46,6 +48,18 @@ def test_every_pair_is_run_and_has_its_own_report(tmp_path: Path) -> None:
     assert len(msgspec.json.decode((config.run_dir / "grid.json").read_bytes())["cells"]) == 8
     with pytest.raises(TraceError, match="a grid here already"):
         run_grid(config, [4096], [1], slos)
+
+
+def test_splits_stand_beside_each_other_with_the_gpus_of_both_sides(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.parquet", chats(sessions=10, turns=2, gap_s=0.05), Footer())
+    config = PredictConfig(trace=tmp_path / "t.parquet", run_dir=tmp_path / "g", engine="laptop-demo", scales=(1.0,))
+
+    cells = run_grid(config, [8192], [2, Split(prefill=1, decode=2)], [])
+
+    assert [(one.split, one.replicas, one.gpus) for one in cells] == [(None, 2, 2), ("1:2", 3, 3)]
+    assert "split" in msgspec.json.decode((config.run_dir / cells[1].run / "run.json").read_bytes())["target"]
+    with pytest.raises(TraceError, match="split"):
+        run_grid(replace(config, run_dir=tmp_path / "h"), [8192], [Split(prefill=0, decode=2)], [])
 
 
 def test_what_cannot_run_is_said_before_anything_does(tmp_path: Path) -> None:

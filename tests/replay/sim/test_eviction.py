@@ -11,7 +11,7 @@ from replay.sim.cache import BlockCache
 from replay.sim.engine import Engine, Request
 from replay.sim.eviction import LeafCache
 from replay.sim.presets import PRESETS, Preset, changed
-from replay.sim.virtual import _Fleet, play
+from replay.sim.virtual import Fleet, play
 from tests.replay.sim.test_engine import BLOCK, drain, plain_lru_hits, small_preset, workloads
 from tests.replay.sim.test_virtual_play import SMALL, chats, played
 from tracer.errors import TraceError
@@ -44,7 +44,7 @@ def test_no_request_no_token_and_no_block_is_lost(
     plan = chats(**load)
     preset = replace(SMALL, kv_tokens=kv_blocks * 16, block_tokens=block_tokens, max_num_batched_tokens=900, **variant)
 
-    fleet = _Fleet(plan, preset, 1, "rr")
+    fleet = Fleet(plan, preset, 1, "rr")
     outcomes = []
     while fleet.is_busy:
         outcomes += list(fleet.advance())

@@ -16,7 +16,7 @@ from replay.plan.plan import Plan
 from replay.plan.predict import plan_curve
 from replay.plan.route import Router
 from replay.sim.presets import preset_named
-from replay.sim.virtual import _Fleet, play
+from replay.sim.virtual import Fleet, play
 from tracer.schema import SCHEMA, Footer
 
 SMALL = replace(preset_named("laptop-demo"), kv_tokens=4096, max_num_seqs=8, max_num_batched_tokens=512)
@@ -86,7 +86,7 @@ def test_no_request_no_token_and_no_block_is_lost(
 
 
 def test_every_block_is_free_again_at_the_end() -> None:
-    fleet = _Fleet(chats(10, 3), SMALL, 2, "rr")
+    fleet = Fleet(chats(10, 3), SMALL, 2, "rr")
     while fleet.is_busy:
         list(fleet.advance())
 
