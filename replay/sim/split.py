@@ -18,6 +18,7 @@ from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
 from replay.plan.route import Router
+from replay.sim.coasting import Coaster
 from replay.sim.dense import DenseCache
 from replay.sim.engine import Engine, Request
 from replay.sim.presets import Preset
@@ -77,6 +78,7 @@ class SplitFleet(Fleet):
         for number in range(split.prefill, len(self.engines)):
             cache = self.engines[number].cache
             self.engines[number] = DecodeEngine(whole, cache if isinstance(cache, DenseCache) else None)
+        self.coasters = [Coaster(engine) for engine in self.engines] if self.coasters else []
         self.prefill = self.engines[: split.prefill]
         self.sent: dict[int, InFlight] = {}  # by row: what is on its way
         self.link_free_s = [0.0] * split.prefill
