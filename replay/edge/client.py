@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import httpx
@@ -12,12 +13,14 @@ import httpx
 from replay.edge.transport import CONNECT_S, Headers, Origin, Transport, message_of, origin_of
 from replay.outcome import ErrorKind
 from tracer.wire import APIS, COMPLETIONS, Api
+from tracer.wire.alike import Alike
 from tracer.wire.facts import ChunkFacts, StreamFacts
 from tracer.wire.sse import SseParser
 
 MAX_ERROR_CHARS = 300
 FOLD_PIECES = 32  # so many socket reads of a stream are parsed at once: some 0.05 ms
 FOLD_BYTES = 16_384  # or one read as large as this
+LEARN_FROM = 8  # events that are parsed one by one before those like them are known by their bytes
 
 TransportName = Literal["own", "httpx"]
 
@@ -44,6 +47,10 @@ class Exchange:
     abort: Callable[[], object] = lambda: None
     _pieces: list[tuple[int, bytes]] = field(default_factory=list)  # (stamp, bytes as they came), not parsed yet
     _parser: SseParser | None = None  # None: the answer is no stream
+    _alike: Alike = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._alike = Alike(self.api.parse_chunk)
 
     def on_sent(self, now_ns: int, abort: Callable[[], object]) -> None:
         self.sent_ns, self.abort = now_ns, abort
@@ -92,8 +99,45 @@ class Exchange:
             found = parser.feed_data(data)
             payloads += found
             stamps += [now_ns] * len(found)
-        for facts, now_ns in zip(self.api.parse_chunks(payloads), stamps, strict=True):
+        alike = self._alike
+        if not alike.knows:
+            head = len(payloads) if len(payloads) < 2 * LEARN_FROM or not alike.may_learn else LEARN_FROM
+            self._add_parsed(payloads[:head], stamps[:head])
+            payloads, stamps = payloads[head:], stamps[head:]
+        if payloads:
+            self._add_alike(payloads, stamps)
+
+    def _add_alike(self, payloads: list[bytes], stamps: list[int]) -> None:
+        """Runs of events that are known by their bytes, and what is between them."""
+        texts = self._alike.texts(payloads)
+        begin, count = 0, len(texts)
+        while begin < count:
+            end, is_known = begin + 1, bool(texts[begin])
+            while end < count and bool(texts[end]) == is_known:
+                end += 1
+            if is_known:
+                self._add_texts(b"".join(texts[begin:end]), stamps[begin:end])
+            else:
+                self._add_parsed(payloads[begin:end], stamps[begin:end])
+            begin = end
+
+    def _add_parsed(self, payloads: list[bytes], stamps: list[int]) -> None:
+        found = self.api.parse_chunks(payloads)
+        for facts, now_ns in zip(found, stamps, strict=True):
             self.add(facts, now_ns)
+        if len(payloads) >= LEARN_FROM and self._alike.may_learn:
+            self._alike.learn(payloads, found)
+
+    def _add_texts(self, joined: bytes, stamps: list[int]) -> None:
+        """`add` for events that each hold a piece of text and nothing else."""
+        self.facts.add_texts(joined.decode())
+        self.chunks += len(stamps)
+        if self.first_answer_ns is None:
+            self.first_answer_ns = stamps[0]
+        if self.last_token_ns is not None:
+            self.chunk_gaps_us.append((stamps[0] - self.last_token_ns) // 1000)
+        self.chunk_gaps_us += [(later - now_ns) // 1000 for now_ns, later in pairwise(stamps)]
+        self.last_token_ns = stamps[-1]
 
     def _finish_stream(self, parser: SseParser, is_whole: bool) -> None:
         self._fold(parser)

@@ -99,6 +99,11 @@ class StreamFacts:
         if facts.is_done:
             self.is_done = True
 
+    def add_texts(self, text: str) -> None:
+        """`add` for events that hold pieces of this text, none of them empty, and nothing else."""
+        self.text.append(text)
+        self.has_all_token_ids = False
+
     def _add_answer(self, facts: ChunkFacts) -> None:
         if facts.text:
             self.text.append(facts.text)

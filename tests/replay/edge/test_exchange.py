@@ -5,12 +5,17 @@ import json
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from replay.edge.client import Exchange, TransportName, client_for
+from tracer.wire.openai import parse_chunk
+from tracer.wire.sse import SseParser
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Ask = Callable[..., list[Exchange]]
@@ -276,3 +281,38 @@ def test_random_cuts_of_any_framing_give_the_same_facts(ask: Ask, framing: str, 
 
     assert (seen.error_kind, seen.chunks, seen.facts.finish_reason, seen.chunk_tokens[:2]) == (None, 3, "length", [1, 2])
     assert seen.facts.usage is not None and seen.facts.usage.cached_tokens == 4
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.sampled_from([" a", " b", '"', "\n", "", "é"]).map(lambda text: token(text)),
+        st.sampled_from([token(" c", 7), LAST, USAGE, b": ping\n\n", event(choices=[{"delta": {"role": "assistant"}}])]),
+    ),
+    max_size=60,
+)
+
+
+@given(events=EVENTS, cuts=st.lists(st.integers(0, 6000), max_size=40))
+@settings(deadline=None, max_examples=100)
+def test_events_folded_together_count_as_they_do_one_by_one(events: list[bytes], cuts: list[int]) -> None:
+    """Each event has the stamp of the read that completed it, however many are folded at once."""
+    stream = b"".join(events) + DONE
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    together, single = Exchange(), Exchange()
+    for seen in (together, single):
+        seen.on_head(200, [(b"content-type", b"text/event-stream")], 1)
+    parser = SseParser()
+
+    for number, (begin, end) in enumerate(pairwise(edges)):
+        now_ns = 1_000_000 * number * number
+        together.on_data(stream[begin:end], now_ns)
+        for payload in parser.feed_data(stream[begin:end]):
+            single.add(parse_chunk(payload), now_ns)
+    for seen in (together, single):
+        seen.on_end(None, 10**12)
+
+    for name in ("first_answer_ns", "last_token_ns", "chunk_gaps_us", "chunk_tokens", "chunks", "error_kind", "error_text"):
+        assert getattr(together, name) == getattr(single, name)
+    for name in ("finish_reason", "usage", "is_done", "has_all_token_ids"):
+        assert getattr(together.facts, name) == getattr(single.facts, name)
+    assert "".join(together.facts.text) == "".join(single.facts.text)
