@@ -23,8 +23,9 @@ from replay.judge.metrics import tpot_ms
 from replay.outcome import Outcome, Sample
 from replay.plan.plan import Plan
 from replay.plan.scale import scale_plan
+from replay.progress import Progress
 from replay.results import read_outcomes
-from replay.run import Progress, ReplayConfig, planned, point_seeds, replay
+from replay.run import ReplayConfig, planned, point_seeds, replay
 from replay.sim import server as serving
 from replay.sim.engine import Engine, Request, Step
 from replay.sim.presets import Preset, preset_named

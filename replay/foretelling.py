@@ -100,7 +100,7 @@ def write_played(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """The engine leaves no cycles behind, and looking for them takes a fifth of the time."""
+    """The engine leaves no cycles behind, so looking for them is time lost."""
     was_on = gc.isenabled()
     gc.disable()
     try:
