@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from replay.edge.alarm import Alarm
 from replay.sim import api
 from replay.sim.engine import Engine, Request, Step
 from replay.sim.engines import engine_named
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 64 * 2**20  # 200k token ids are 1.4 MB; as text with escapes a few MB
 _TEXT_OFF_LOOP_BYTES = 4096  # longer bodies of text are tokenized in a thread; tiktoken releases the GIL
 _LAG_WARNING_S = 0.25
+DECIDE_LATE_NS = 2_000_000  # HTTP and JSON of a request take 1 to 2 ms; steps are longer than that
 _SHUTDOWN_S = 2.0
 
 
@@ -118,8 +120,9 @@ class Simulator:
     def now_s(self) -> float:
         return (time.monotonic_ns() - self._start_ns) / 1e9 * self.config.speed
 
-    def open(self, ask: api.Ask, prompt: "array[int]") -> tuple[Request, Stream]:
-        """Queue a request. Raises ApiError if it can never run."""
+    def open(self, ask: api.Ask, prompt: "array[int]", arrival_s: float | None = None) -> tuple[Request, Stream]:
+        """Queue a request that came at `arrival_s`, else now. Raises ApiError if it can never run."""
+        arrival_s = self.now_s if arrival_s is None else arrival_s
         room = self.engine.max_model_len - len(prompt)
         problem = self.engine.refusal(len(prompt), ask.max_tokens or max(1, ask.min_tokens))
         if problem:
@@ -134,7 +137,7 @@ class Simulator:
             prompt=prompt,
             words=[self._words[i] for i in picks],
         )
-        request = Request(prompt=prompt, answer=[self._word_ids[i] for i in picks], arrival_s=self.now_s, ends_with=reason)
+        request = Request(prompt=prompt, answer=[self._word_ids[i] for i in picks], arrival_s=arrival_s, ends_with=reason)
         self.engine.submit(request)
         stream = self._streams[request] = Stream(answer)
         self._work.set()
@@ -150,17 +153,33 @@ class Simulator:
     async def run(self) -> None:
         """Step for ever. A step's tokens are delivered when the wall clock reaches its virtual end.
 
+        What a step does is decided a little after its virtual start: by then the requests that came before it are read and
+        parsed, which is no part of the model. It ends later than that in any case.
+
         A host too slow for that falls behind visibly (`add_lag`); virtual time itself never stretches: a request that
         arrives during the lag is not admitted before its own arrival.
         """
-        while True:
-            if self.engine.idle:
-                self._work.clear()
-                await self._work.wait()
-            step = self.engine.step()
-            await asyncio.sleep(max(0.0, (step.end_s - self.now_s) / self.config.speed))
-            self._note_lag((self.now_s - step.end_s) / self.config.speed)
-            self._deliver(step)
+        with contextlib.closing(Alarm()) as alarm:
+            while True:
+                while self.engine.idle:
+                    self._work.clear()
+                    await self._work.wait()
+                await self._reach(alarm, self.engine.next_step_s, DECIDE_LATE_NS)
+                if self.engine.idle:  # a client went away meanwhile
+                    continue
+                step = self.engine.step()
+                await self._reach(alarm, step.end_s)
+                self._note_lag((self.now_s - step.end_s) / self.config.speed)
+                self._deliver(step)
+
+    async def _reach(self, alarm: Alarm, virtual_s: float, later_ns: int = 0) -> None:
+        at_ns = self._start_ns + round(virtual_s / self.config.speed * 1e9) + later_ns
+        reached = asyncio.Event()
+        alarm.call_at(at_ns, reached.set)
+        if reached.is_set():
+            await asyncio.sleep(0)  # a server that is behind still answers
+        else:
+            await reached.wait()
 
     def _note_lag(self, lag_s: float) -> None:
         self.metrics.add_lag(lag_s)
@@ -227,10 +246,11 @@ async def _completion(request: web.Request) -> web.StreamResponse:
 
 async def _answer(http: web.Request, kind: api.Kind) -> web.StreamResponse:
     simulator = http.app[_SIMULATOR]
+    arrival_s = simulator.now_s
     body = api.read_body(await http.read())
     ask = api.read_ask(body, kind, simulator.model)
     prompt = await _prompt(simulator, body, kind)
-    request, stream = simulator.open(ask, prompt)
+    request, stream = simulator.open(ask, prompt, arrival_s)
     try:
         if ask.stream:
             return await _stream(http, request, stream)

@@ -46,11 +46,11 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     """Each prompt of a replay is refused once; how often each came."""
     came: Counter[bytes] = Counter()
 
-    def refused_once(self: Simulator, ask: Ask, prompt: "array[int]") -> tuple[EngineRequest, Stream]:
+    def refused_once(self: Simulator, ask: Ask, prompt: "array[int]", arrival_s: float) -> tuple[EngineRequest, Stream]:
         came[prompt.tobytes()] += ask.stream
         if ask.stream and came[prompt.tobytes()] == 1:
             raise ApiError("too busy", status=503)
-        return opened(self, ask, prompt)
+        return opened(self, ask, prompt, arrival_s)
 
     opened = Simulator.open
     monkeypatch.setattr(Simulator, "open", refused_once)

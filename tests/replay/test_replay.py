@@ -118,9 +118,9 @@ def test_a_trace_read_while_it_is_sent_gives_the_same_requests_and_prediction(
     write_trace(trace, chats(sessions=6, turns=2, gap_s=0.1), Footer())
     prompts: list[bytes] = []
 
-    def seen(self: Simulator, ask: Ask, prompt: "array[int]") -> tuple[EngineRequest, Stream]:
+    def seen(self: Simulator, ask: Ask, prompt: "array[int]", arrival_s: float) -> tuple[EngineRequest, Stream]:
         prompts.append(prompt.tobytes())
-        return opened(self, ask, prompt)
+        return opened(self, ask, prompt, arrival_s)
 
     opened = Simulator.open
     monkeypatch.setattr(Simulator, "open", seen)
