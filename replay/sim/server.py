@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import uvloop
 from aiohttp import web
 
 from replay.edge.alarm import Alarm
@@ -381,7 +382,7 @@ async def _running(config: ServerConfig) -> AsyncIterator[tuple[str, "asyncio.Ta
 
 def run_server(config: ServerConfig, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `on_ready` gets the URL once requests are accepted. Prints nothing."""
-    asyncio.run(_serve(config, on_ready))
+    uvloop.run(_serve(config, on_ready))
 
 
 async def _serve(config: ServerConfig, on_ready: Callable[[str], None]) -> None:
