@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from replay.edge.clock import clock_state, clock_words
 from replay.errors import PlanError
 from replay.foretelling import PredictConfig, run_predict
 from replay.gathering import gather
-from replay.grid import needed, run_grid
+from replay.grid import Setting, needed, run_grid
 from replay.judge.summary import Slo
 from replay.judge.verdict import EXIT_SLO_MISSED, exit_code
 from replay.plan.share import WHOLE, Shard
@@ -114,6 +114,7 @@ def grid_and_report(
     config: PredictConfig,
     kv_tokens: Sequence[int | None],
     replicas: Sequence[int | Split],
+    vary: Mapping[str, Sequence[Setting]],
     slos: Sequence[Slo],
     attain: float,
     out: Console,
@@ -123,7 +124,7 @@ def grid_and_report(
     from replay.report.frontier import print_grid, words, write_grid  # its charts take long to load, see below
 
     err.print(f"seed {config.seed}", highlight=False)
-    cells = run_grid(config, kv_tokens, replicas, slos, lambda line: err.print(line, highlight=False))
+    cells = run_grid(config, kv_tokens, replicas, slos, lambda line: err.print(line, highlight=False), vary)
     found = needed(cells, attain) if slos else []
     lines = words(found, attain)
     print_grid(cells, lines, out)

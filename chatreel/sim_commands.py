@@ -27,10 +27,25 @@ from chatreel.options import (
 )
 
 if TYPE_CHECKING:
+    from replay.grid import Setting
     from replay.sim.split import Split
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
+
+
+# What --vary takes, and of which kind its values are.
+_VARIED = {
+    "engine": "name",
+    "router": "prefix|sticky|rr",
+    "max_num_seqs": "count",
+    "max_num_batched_tokens": "count",
+    "block_tokens": "count",
+    "eviction": "lru|fifo|priority",
+    "protected_tokens": "count",
+    "offload_tokens": "count",
+    "chunked_prefill": "on/off",
+}
 
 
 class Router(StrEnum):
@@ -125,8 +140,12 @@ def predict(
         typer.Option("--kv-tokens", "--kv", help="KV cache of each replica, instead of the engine's; with --grid: 100k,200k."),
     ] = None,
     grid: Annotated[
-        bool, typer.Option("--grid", help="Every pair of --kv and --replicas: one table, and the frontier as a chart.")
+        bool, typer.Option("--grid", help="All of --kv, --replicas and --vary together: one table, and the frontier as a chart.")
     ] = False,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="grid: KEY=VALUE,VALUE of engine, router, max-num-seqs, block-tokens, eviction...; may be repeated."),
+    ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in a step.")] = None,
     block_tokens: BLOCK_TOKENS = None,
@@ -151,6 +170,9 @@ def predict(
     splits = _splits(prefill_replicas, decode_replicas, replicas, kv_link_gbps, kv_link_latency_ms)
     if splits:
         fleets = [1]
+    varied = _varied(vary or [])
+    if varied and (not grid or (model_config is not None and "engine" in varied)):
+        raise typer.BadParameter("needs --grid, and no engine beside --model-config", param_hint="--vary")
     if not grid and max(len(splits), 1) * len(fleets) * len(sizes) > 1:
         raise typer.BadParameter("several values need --grid", param_hint="--replicas or --kv-tokens")
     name, config_json = _engine(engine, gpu, model_config)
@@ -179,8 +201,31 @@ def predict(
     )
     slos = parse_slos(slo or [])
     if grid:
-        raise typer.Exit(grid_and_report(config, sizes, splits or fleets, slos, attain, out, err))
+        raise typer.Exit(grid_and_report(config, sizes, splits or fleets, varied, slos, attain, out, err))
     raise typer.Exit(predict_and_report(config, slos, attain if slos else None, out, err))
+
+
+def _varied(texts: list[str]) -> "dict[str, list[Setting]]":
+    """`max-num-seqs=64,256` -> the field of a prediction and its values."""
+    whole: dict[str, list[Setting]] = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        name = key.strip().replace("-", "_")
+        if name not in _VARIED or not values or name in whole:
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE,VALUE with a key of {', '.join(_VARIED)}", param_hint="--vary")
+        match _VARIED[name]:
+            case "count":
+                whole[name] = [*counts(values, f"--vary {key}")]
+            case "on/off":
+                if not set(values.split(",")) <= {"on", "off"}:
+                    raise typer.BadParameter(f"{text!r} is not on, off or both", param_hint="--vary")
+                whole[name] = [one == "on" for one in values.split(",")]
+            case choices:
+                wrong = [one for one in values.split(",") if choices != "name" and one not in choices.split("|")]
+                if wrong:
+                    raise typer.BadParameter(f"{wrong[0]!r} is none of {choices}", param_hint="--vary")
+                whole[name] = [*values.split(",")]
+    return whole
 
 
 def _splits(prefill: str | None, decode: str | None, replicas: str, link_gbps: float, link_latency_ms: float) -> "list[Split]":

@@ -1,6 +1,6 @@
-"""`chatreel predict --grid`: every pair of KV size and number of replicas, a run folder each, and all of them side by side."""
+"""`chatreel predict --grid`: every KV size with every number of replicas, and with whatever else is varied; a run folder each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +13,10 @@ from replay.foretelling import PredictConfig, preset_of, run_predict
 from replay.judge.summary import Point, Slo
 from replay.report.reading import judge_run
 from replay.sim.split import Split
+
+type Setting = str | int | bool
+# Fields of PredictConfig; all others are those of its `settings`.
+_FIELDS = ("engine", "router", "max_num_seqs", "max_num_batched_tokens")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +35,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int | None
     run: str  # folder
     split: str | None = None  # prefill:decode
+    settings: dict[str, Setting] = {}  # what else is varied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +52,35 @@ def run_grid(
     replicas: Sequence[int | Split],
     slos: Sequence[Slo],
     say: Callable[[str], None] = lambda _: None,
+    vary: Mapping[str, Sequence[Setting]] | None = None,
 ) -> list[Cell]:
-    """Writes RUN/kv-<tokens>-replicas-<count>/, or -split-<prefill>-<decode>, for each pair, and RUN/grid.json.
+    """Writes RUN/kv-<tokens>-replicas-<count>/, or -split-<prefill>-<decode>, for each combination, and RUN/grid.json.
 
-    None: as much KV as the engine has.
+    None: as much KV as the engine has. `vary`: other settings, each with the values that it takes.
     """
     if (config.run_dir / "grid.json").exists():
         raise PlanError("there is a grid here already", path=str(config.run_dir), next_step="Choose another --out")
-    pairs = list(product(kv_tokens, replicas))
-    configs = [replace(config, kv_tokens=kv, **_fleet(fleet)) for kv, fleet in pairs]
+    vary = vary or {}
+    others = [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
+    combined = list(product(kv_tokens, replicas, others))
+    configs = [_varied(replace(config, kv_tokens=kv, **_fleet(fleet)), other) for kv, fleet, other in combined]
     presets = [preset_of(one) for one in configs]  # what cannot run is said before anything does
     cells: list[Cell] = []
-    for one, preset in zip(configs, presets, strict=True):
+    for one, preset, (_, _, other) in zip(configs, presets, combined, strict=True):
         size = preset.kv_blocks * preset.block_tokens
         split = one.split
         name = f"kv-{size}-" + (f"split-{split.prefill}-{split.decode}" if split else f"replicas-{one.replicas}")
+        name += "".join(f"-{key}-{str(value).replace('/', '_')}" for key, value in other.items())
         say(f"{name} of {len(configs)}")
         summary = judge_run(run_predict(replace(one, run_dir=config.run_dir / name)), slos)
-        cells += [_cell(point, size, one, preset.gpus, name) for point in summary.points]
+        cells += [msgspec.structs.replace(_cell(point, size, one, preset.gpus, name), settings=other) for point in summary.points]
     write_cells(config.run_dir / "grid.json", cells)
     return cells
+
+
+def _varied(config: PredictConfig, values: Mapping[str, Setting]) -> PredictConfig:
+    own: dict[str, Any] = {key: value for key, value in values.items() if key in _FIELDS}
+    return replace(config, **own, settings={**config.settings, **{key: values[key] for key in values.keys() - own.keys()}})
 
 
 def _fleet(fleet: int | Split) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from replay.grid import Cell, Needed
+from replay.grid import Cell, Needed, Setting
 from tracer.report.page import Charts, chart_boxes, escaped, render, write_chart_images
 
 WIDTH, HEIGHT = 300, 220
@@ -16,16 +16,27 @@ _HEAD = (
     "scale", "GPUs", "replicas", "KV tokens each", "answered /s", "goodput /s", "SLO met", "hit rate",
     "TTFT p99, ms", "TPOT p50, ms", "preemp- tions",
 )  # fmt: skip
+_DROPPED = ("answered /s", "preemp- tions", "hit rate", "TPOT p50, ms")  # in this order, where a terminal is narrow
+
+
+def heads(cells: Sequence[Cell]) -> list[str]:
+    """What is varied beside GPUs and KV has its columns after them."""
+    return [*_HEAD[:4], *(key.replace("_", " ") for key in cells[0].settings), *_HEAD[4:]]
+
+
+def shown(value: Setting) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def rows(cells: Sequence[Cell]) -> list[list[str]]:
-    ordered = sorted(cells, key=lambda one: (one.scale, one.gpus, one.kv_tokens))
+    ordered = sorted(cells, key=lambda one: (one.scale, one.gpus, one.kv_tokens))  # what is varied stays in its order
     return [
         [
             f"{one.scale:g}x",
             str(one.gpus),
             one.split or str(one.replicas),
             f"{one.kv_tokens:,}",
+            *map(shown, one.settings.values()),
             _number(one.requests_per_s, ".2f"),
             _number(one.goodput_per_s, ".2f"),
             _number(one.attainment, ".1%"),
@@ -50,7 +61,8 @@ def words(found: Sequence[Needed], attain: float) -> list[str]:
             continue
         count = f"{one.cell.gpus} GPU{'s' if one.cell.gpus > 1 else ''}"
         split = f", prefill and decode split {one.cell.split}" if one.cell.split else ""
-        lines.append(f"{one.scale:g}x needs {count}{split}, with {one.cell.kv_tokens:,} tokens of KV each replica.")
+        also = "".join(f", {key} = {shown(value)}" for key, value in one.cell.settings.items())
+        lines.append(f"{one.scale:g}x needs {count}{split}, with {one.cell.kv_tokens:,} tokens of KV each replica{also}.")
     return lines
 
 
@@ -65,6 +77,7 @@ def charts(cells: Sequence[Cell]) -> Charts:
             "KV tokens": one.kv_tokens,
             "rate": one.goodput_per_s if has_slo else one.requests_per_s,
             "met": one.attainment,
+            "settings": ", ".join(f"{key} {shown(value)}" for key, value in one.settings.items()),
         }
         for one in cells
     ]
@@ -75,8 +88,10 @@ def charts(cells: Sequence[Cell]) -> Charts:
         x=alt.X(f"{across}:Q", axis=alt.Axis(format="~s", values=sorted({int(one[across] or 0) for one in values}))),
         y=alt.Y("rate:Q", title=unit, scale=alt.Scale(zero=True)),
         color=alt.Color(f"{colour}:O", title=colour + (" each replica" if several else "")),
-        tooltip=[alt.Tooltip(f"{name}") for name in ("scale:N", "GPUs:Q", "KV tokens:Q", "rate:Q", "met:Q")],
+        tooltip=[alt.Tooltip(f"{name}") for name in ("scale:N", "GPUs:Q", "KV tokens:Q", "settings:N", "rate:Q", "met:Q")],
     )
+    if any(one.settings for one in cells):
+        drawn = drawn.encode(strokeDash=alt.StrokeDash("settings:N", title=None), shape=alt.Shape("settings:N", title=None))
     order = [f"{scale:g}x" for scale in sorted({one.scale for one in cells})]
     panels = alt.layer(drawn, data=alt.InlineData(values=values)).facet(
         facet=alt.Facet("scale:N", title=None, sort=order), columns=3
@@ -86,7 +101,7 @@ def charts(cells: Sequence[Cell]) -> Charts:
 
 def page(cells: Sequence[Cell], lines: Sequence[str], origin: str) -> str:
     drawn = charts(cells)
-    head = "".join(f"<th>{escaped(name)}</th>" for name in _HEAD)
+    head = "".join(f"<th>{escaped(name)}</th>" for name in heads(cells))
     body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows(cells))
     said = f'<ul class="lead">{"".join(f"<li>{escaped(line)}</li>" for line in lines)}</ul>' if lines else ""
     return render(
@@ -99,17 +114,24 @@ def page(cells: Sequence[Cell], lines: Sequence[str], origin: str) -> str:
     )
 
 
+def _width(name: str, column: Sequence[str]) -> int:
+    return max(map(len, (*column, *name.split())))
+
+
 def print_grid(cells: Sequence[Cell], lines: Sequence[str], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     # Heads may wrap, numbers not; what is nowhere known, and replicas that are the GPUs, would not fit into 80 columns.
-    shown = [
+    wanted = [
         (name, column)
-        for name, column in zip(_HEAD, zip(*rows(cells), strict=True), strict=True)
+        for name, column in zip(heads(cells), zip(*rows(cells), strict=True), strict=True)
         if set(column) != {"-"} and (name != "replicas" or any(one.replicas != one.gpus or one.split for one in cells))
     ]
-    for name, column in shown:
-        table.add_column(name, justify="right", min_width=max(map(len, (*column, *name.split()))))
-    for row in zip(*(column for _, column in shown), strict=True):
+    for least in _DROPPED:
+        if sum(_width(*one) + 1 for one in wanted) > console.width:
+            wanted = [one for one in wanted if one[0] != least]
+    for name, column in wanted:
+        table.add_column(name, justify="right", min_width=_width(name, column))
+    for row in zip(*(column for _, column in wanted), strict=True):
         table.add_row(*row)
     console.print(table)
     for line in lines:
