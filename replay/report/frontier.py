@@ -91,7 +91,10 @@ def charts(cells: Sequence[Cell]) -> Charts:
         tooltip=[alt.Tooltip(f"{name}") for name in ("scale:N", "GPUs:Q", "KV tokens:Q", "settings:N", "rate:Q", "met:Q")],
     )
     if any(one.settings for one in cells):
-        drawn = drawn.encode(strokeDash=alt.StrokeDash("settings:N", title=None), shape=alt.Shape("settings:N", title=None))
+        drawn = drawn.encode(
+            strokeDash=alt.StrokeDash("settings:N", legend=None),
+            shape=alt.Shape("settings:N", title=None, legend=alt.Legend(labelLimit=360)),
+        )
     order = [f"{scale:g}x" for scale in sorted({one.scale for one in cells})]
     panels = alt.layer(drawn, data=alt.InlineData(values=values)).facet(
         facet=alt.Facet("scale:N", title=None, sort=order), columns=3
