@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -113,6 +114,7 @@ class Share:
         self.prepared = 0
         self.prepared_for = [0] * len(self.endpoints)
         self.open: dict[int, Exchange] = {}  # by row
+        self.unnoted: deque[tuple[_Ready, Exchange]] = deque()  # ended, not written yet
         self.waiting: dict[int, Callable[[], None]] = {}  # rows between two attempts: call to give them up
         self.unreached = [0] * len(self.endpoints)
         self.log: BinaryIO | None = None
@@ -157,6 +159,7 @@ class Share:
                         await self._drain()
                     finally:
                         self._give_up()
+                        self._note_all()
         finally:
             self.alarm.close()
             gc.unfreeze()
@@ -292,10 +295,25 @@ class Share:
         self.waiting[ready.row] = never
 
     def _ended(self, ready: _Ready, seen: Exchange) -> None:
-        row, counts = ready.row, self._counts
+        row = ready.row
         self.open.pop(row, None)
         if ready.leaves is not None:
             ready.leaves.cancel()
+        if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
+            self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])
+        self._see_whether_gone(self._server(row), seen)
+        if self.pacer.ended(row, seen.end_ns - self.start_ns) or self.pacer.is_finished or self.stop.reason is not None:
+            self.changed.set()
+        self.unnoted.append((ready, seen))
+        if len(self.unnoted) == 1:  # called after what waits for the change, so that a request due now goes out first
+            asyncio.get_running_loop().call_soon(self._note_all)
+
+    def _note_all(self) -> None:
+        while self.unnoted:
+            self._note(*self.unnoted.popleft())
+
+    def _note(self, ready: _Ready, seen: Exchange) -> None:
+        counts = self._counts
         outcome = _outcome(self.plan, ready, seen, self.start_ns)
         assert self.log is not None
         self.log.write(msgspec.json.encode(outcome) + b"\n")
@@ -306,11 +324,6 @@ class Share:
         counts.output_tokens += outcome.output_tokens or 0
         counts.tally.add(outcome)
         counts.late_ns_max = max(counts.late_ns_max, (outcome.sent_ns or 0) - outcome.planned_ns)
-        if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
-            self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])
-        self._see_whether_gone(self._server(row), seen)
-        if self.pacer.ended(row, outcome.end_ns or self.now_ns) or self.pacer.is_finished or self.stop.reason is not None:
-            self.changed.set()
 
     def _see_whether_gone(self, server: int, seen: Exchange) -> None:
         unreached = self.unreached[server] + 1 if seen.error_kind in ("connect", "connection_lost") else 0
