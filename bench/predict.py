@@ -34,11 +34,11 @@ PRESET, KV_TOKENS = "h100-llama3-8b", 60_000
 FIGURES = {"TTFT": "ttft_schedule_ms", "TPOT": "tpot_ms", "E2E": "e2e_schedule_ms"}
 
 
-def compare(preset: str, kv_tokens: int, rate_per_s: float, seconds: float) -> None:
+def compare(workload: str, preset: str, kv_tokens: int, rate_per_s: float, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         dials = {"duration_s": seconds, "arrivals.requests_per_s": rate_per_s, "think_s": {"mean": 5}}
-        generate_trace(load_workload(preset="chat", overrides=dials), 1, folder / "t.parquet")
+        generate_trace(load_workload(preset=workload, overrides=dials), 1, folder / "t.parquet")
         ours, theirs = multiprocessing.Pipe()
         config = ServerConfig(preset=preset, port=0, kv_tokens=kv_tokens)
         server = multiprocessing.Process(target=run_server, args=(config, theirs.send), daemon=True)
@@ -120,13 +120,14 @@ def main() -> None:
     parser.add_argument("trace", nargs="?", type=Path)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--preset", default=PRESET)
+    parser.add_argument("--workload", default="chat", help="compare: a preset of chatreel generate")
     parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="compare")
     parser.add_argument("--rate", type=float, default=12, help="compare: requests per second at 1x")
     parser.add_argument("--seconds", type=float, default=60, help="compare")
     parser.add_argument("--profile", action="store_true", help="speed: where the time goes, by function")
     options = parser.parse_args()
     if options.what == "compare":
-        compare(options.preset, options.kv_tokens, options.rate, options.seconds)
+        compare(options.workload, options.preset, options.kv_tokens, options.rate, options.seconds)
     else:
         speed(options.trace, options.limit, options.preset, options.profile)
 
