@@ -19,7 +19,6 @@ import pytest
 
 from tracer.errors import TraceError
 from tracer.record import RecordConfig, RecorderProcess, compact, start_recorder
-from tracer.record.channel import GATHER_S
 from tracer.tracefile import iter_requests, read_footer
 
 CHAT = "/v1/chat/completions"
@@ -284,7 +283,8 @@ def test_kill_9_under_load_loses_at_most_the_last_second(server: str, tmp_path: 
     result = compact(tmp_path / "t.segments")
 
     whole_rows = [row for row in iter_requests(result.path) if row["finish_reason"] == "stop"]
-    must_have = [at for at in load.served if at < killed_at - (1.0 if whole_group else 2 * GATHER_S)]
+    # half a second is far more than GATHER_S, but with every core busy the proxy hands over late
+    must_have = [at for at in load.served if at < killed_at - (1.0 if whole_group else 0.5)]
     assert len(must_have) > 50
     assert len(whole_rows) >= len(must_have)
 
