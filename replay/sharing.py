@@ -30,6 +30,8 @@ LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 
 GATHER_NS = 20_000_000  # so long they are gathered before: ten small prompts at once cost little more than one
 BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again
 BUILD_REQUESTS = 64  # some 2 ms for short prompts
+AHEAD_REQUESTS, AHEAD_TOKENS = 16, 2_048  # built with one that is due, though they wait for it: a stream alone has no batch
+AHEAD_HELD = 256  # so many at most wait built
 LAG_PROBE_S = 0.02
 RETRY_S = 0.5  # before the first one, doubled for each
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
@@ -111,6 +113,7 @@ class Share:
         self.is_continued[plan.parent[plan.parent >= 0]] = True
         self.spoken: dict[int, NDArray[np.int64]] = {}  # prompt + answer of turns that a later turn continues
         self.start_ns = 0
+        self.built: dict[int, tuple[bytes, NDArray[np.int64] | None, bool | None]] = {}  # by row, as `_Ready` ends
         self.prepared = 0
         self.prepared_for = [0] * len(self.endpoints)
         self.open: dict[int, Exchange] = {}  # by row
@@ -216,18 +219,39 @@ class Share:
             seen.give_up("cancelled", "the run ended before the answer did")
 
     def _prepare(self, due: list[tuple[int, int]]) -> None:
-        vocabulary = self.target.vocabulary
-        prompts = prompt_places(self.plan, [row for _, row in due], self.job.salt, len(vocabulary.ids))
-        for (due_ns, row), places in zip(due, prompts, strict=True):
-            prompt, answer_spliced = self._prompt(row, places)
-            body = self._body(row, prompt)
-            kept = prompt if self.is_continued[row] else None
-            ready = _Ready(row, due_ns, self.now_ns, body, kept, answer_spliced)
+        self._build([row for _, row in due if row not in self.built])
+        for due_ns, row in due:
+            ready = _Ready(row, due_ns, self.now_ns, *self.built.pop(row))
             self.prepared += 1
             self.prepared_for[self._server(row)] += 1
             self.alarm.call_at(self.start_ns + due_ns, partial(self._send, ready))
         for endpoint, prepared in zip(self.endpoints, self.prepared_for, strict=True):
             self.client.reserve(endpoint, prepared)
+
+    def _build(self, rows: list[int]) -> None:
+        if not rows:
+            return
+        rows = rows + self._ahead(rows)
+        places = prompt_places(self.plan, rows, self.job.salt, len(self.target.vocabulary.ids))
+        for row, found in zip(rows, places, strict=True):
+            prompt, answer_spliced = self._prompt(row, found)
+            kept = prompt if self.is_continued[row] and self.target.returns_token_ids else None
+            self.built[row] = self._body(row, prompt), kept, answer_spliced
+
+    def _ahead(self, rows: list[int]) -> list[int]:
+        """What will be due at once when these have ended, and can be built without their answers."""
+        found: list[int] = []
+        if self.until is not None or len(self.built) >= AHEAD_HELD:
+            return found
+        tokens = 0
+        for after in rows:
+            for row in self.pacer.follow(after, LOOK_AHEAD_NS, AHEAD_REQUESTS - len(found)):
+                tokens += int(self.plan.input_tokens[row])
+                if tokens > AHEAD_TOKENS:
+                    return found
+                if row not in self.built and (self.plan.parent[row] < 0 or not self.target.returns_token_ids):
+                    found.append(row)
+        return list(dict.fromkeys(found))
 
     def _server(self, row: int) -> int:
         return 0 if self.plan.server is None else int(self.plan.server[row])

@@ -2,6 +2,7 @@
 
 import heapq
 from collections import deque
+from itertools import islice
 
 import numpy as np
 
@@ -57,6 +58,19 @@ class Pacer:
             return bool(children)
         heapq.heappush(self._due, (end_ns, self._queue.popleft()))
         return True
+
+    def follow(self, request_id: int, soon_ns: int, most: int) -> list[int]:
+        """Requests that become due when this one ends, or the one after it, and so on: later turns that wait less than that,
+        then first turns that wait for a free place."""
+        found: list[int] = []
+        row = request_id
+        while len(found) < most:
+            children = self._children[self._first[row] : self._first[row + 1]].tolist()
+            if len(children) != 1 or self._think_ns[children[0]] >= soon_ns:
+                break
+            row = children[0]
+            found.append(row)
+        return found + list(islice(self._queue, most - len(found)))
 
     @property
     def is_finished(self) -> bool:

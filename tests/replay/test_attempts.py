@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from replay import sharing
 from replay.errors import PlanError
 from replay.outcome import Outcome
 from replay.report.reading import judge_run
 from replay.results import read_outcomes
 from replay.run import ReplayConfig, replay
+from replay.sharing import Share
 from replay.sim.api import ApiError, Ask
 from replay.sim.engine import Request as EngineRequest
 from replay.sim.server import ServerConfig, Simulator, Stream, serving
@@ -118,6 +120,49 @@ def test_hanging_up_ends_the_wait_for_another_attempt(tmp_path: Path, refusals: 
     seen = played(tmp_path, [row(0, client_abort_ns=200 * MS)], retries=5)
 
     assert [(one.error_kind, one.retried) for one in seen] == [("http_status", None)]
+
+
+@pytest.mark.parametrize("mode", ["ids", "text"])
+def test_prompts_that_are_built_ahead_are_those_built_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    def opened(self: Simulator, ask: Ask, prompt: "array[int]", arrival_s: float) -> tuple[EngineRequest, Stream]:
+        if ask.stream:
+            came.append(prompt.tobytes())
+        return really_opened(self, ask, prompt, arrival_s)
+
+    def built(self: Share, rows: list[int]) -> None:
+        really_built(self, rows)
+        held.append(len(self.built))
+
+    really_opened, really_built = Simulator.open, Share._build
+    monkeypatch.setattr(Simulator, "open", opened)
+    monkeypatch.setattr(Share, "_build", built)
+    rows = [
+        row(
+            at,
+            session_id=0,
+            turn=at,
+            think_ns=0 if at else None,
+            input_blocks=list(range(2 * at + 1)),
+            input_tokens=16 * (2 * at + 1),
+        )
+        for at in range(6)
+    ]
+    seen = []
+    for most in (16, 0):
+        came: list[bytes] = []
+        held: list[int] = []
+        monkeypatch.setattr(sharing, "AHEAD_REQUESTS", most)
+        folder = tmp_path / str(most)
+        folder.mkdir()
+        outcomes = played(folder, rows, prompt_mode=mode)
+        assert all(one.error_kind is None for one in outcomes)
+        seen.append((came, [one.answer_spliced for one in outcomes]))
+        assert (max(held) > 1) is (most > 0 and mode == "text")  # in mode ids a turn holds the answer before it
+
+    assert seen[0] == seen[1]
+    assert len(set(seen[0][0])) == len(rows)
 
 
 @pytest.mark.parametrize("held", ["", "two words\n", "sécret\n"])

@@ -85,3 +85,21 @@ def test_an_hour_of_sessions_goes_out_in_order_and_whole() -> None:
     assert len(sent) == len({request for _, request in sent}) == sessions * turns
     assert [due for due, _ in sent] == sorted(due for due, _ in sent)
     assert sent[-1][0] == round(((sessions - 1) * 7.2 + (turns - 1) * 32) * 1e9)
+
+
+def test_what_follows_a_request_are_the_turns_that_come_at_once_and_then_who_waits_for_a_place() -> None:
+    #      0 -> 1 -> 2 -> (9 s) 3;   4 and 5 are sessions of one turn
+    pacer = Pacer(plan_of([0, 0, 0, 0, 1, 2], [-1, 0, 1, 2, -1, -1], [-1, 0, 0.1, 9, -1, -1]), at_once=1)
+
+    assert pacer.take_due(0) == [(0, 0)]
+    assert pacer.follow(0, soon_ns=200_000_000, most=16) == [1, 2, 4, 5]
+    assert pacer.follow(0, soon_ns=200_000_000, most=1) == [1]
+    assert pacer.follow(0, soon_ns=50_000_000, most=16) == [1, 4, 5]
+    assert pacer.follow(2, soon_ns=10**10, most=2) == [3, 4]
+    assert pacer.take_due(10**12) == []  # looking ahead takes nothing
+
+
+def test_two_turns_that_wait_for_the_same_answer_are_not_followed() -> None:
+    pacer = Pacer(plan_of([0, 0, 0], [-1, 0, 0], [-1, 0, 0]))
+
+    assert pacer.follow(0, soon_ns=10**9, most=16) == []
