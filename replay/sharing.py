@@ -117,7 +117,9 @@ class Share:
         self.prepared = 0
         self.prepared_for = [0] * len(self.endpoints)
         self.open: dict[int, Exchange] = {}  # by row
-        self.unnoted: deque[tuple[_Ready, Exchange]] = deque()  # ended, not written yet
+        self.unnoted: deque[tuple[_Ready, Exchange]] = deque()  # ended, not read to the end and written yet
+        self.has_next = False  # an end made another request due, now or later
+        self.left_over: list[tuple[int, int]] = []  # due, but too many for the moment at which others ended
         self.waiting: dict[int, Callable[[], None]] = {}  # rows between two attempts: call to give them up
         self.unreached = [0] * len(self.endpoints)
         self.log: BinaryIO | None = None
@@ -169,9 +171,10 @@ class Share:
         compact(self.job.log)
 
     async def _send_all(self) -> None:
-        while not self.pacer.is_finished and self.stop.reason is None:
+        while (self.left_over or not self.pacer.is_finished) and self.stop.reason is None:
             self.changed.clear()
-            for due in self._in_batches(self.pacer.take_due(self.now_ns + LOOK_AHEAD_NS)):
+            due_first, self.left_over = self.left_over, []
+            for due in self._in_batches(due_first + self.pacer.take_due(self.now_ns + LOOK_AHEAD_NS)):
                 if self.until is not None:
                     await self.until(max(row for _, row in due))
                 self._prepare(due)
@@ -284,7 +287,9 @@ class Share:
 
     def _attempt(self, ready: _Ready) -> None:
         row = ready.row
-        seen = Exchange(api=self.api, done=partial(self._attempted, ready))
+        # whether to ask again, and what a later turn holds, hang on what the answer says
+        is_read_later = self.job.retries == 0 and ready.prompt is None
+        seen = Exchange(api=self.api, done=partial(self._attempted, ready), is_read_later=is_read_later)
         self.open[row] = seen
         patience_ns = int(self.plan.abort_ns[row]) if self.job.hang_up else -1
         if patience_ns >= 0 and ready.leaves is None:
@@ -325,18 +330,31 @@ class Share:
             ready.leaves.cancel()
         if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
             self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])
-        self._see_whether_gone(self._server(row), seen)
-        if self.pacer.ended(row, seen.end_ns - self.start_ns) or self.pacer.is_finished or self.stop.reason is not None:
-            self.changed.set()
+        self.has_next |= self.pacer.ended(row, seen.end_ns - self.start_ns)
         self.unnoted.append((ready, seen))
-        if len(self.unnoted) == 1:  # called after what waits for the change, so that a request due now goes out first
-            asyncio.get_running_loop().call_soon(self._note_all)
+        if len(self.unnoted) == 1:  # not now: the answer's last bytes may be among those of others that have ended
+            asyncio.get_running_loop().call_soon(self._work_off)
+
+    def _work_off(self) -> None:
+        """Requests have ended: what is due now goes out first, then it is written down how they ended."""
+        if self.stop.reason is None and self.until is None:
+            batches = list(self._in_batches(self.pacer.take_due(self.now_ns)))
+            if batches:
+                self._prepare(batches[0])
+            self.left_over += [one for due in batches[1:] for one in due]
+        has_more = self.left_over or (self.has_next and self.pacer.next_due_ns() is not None)
+        self.has_next = False
+        if has_more or self.pacer.is_finished or self.stop.reason is not None:
+            self.changed.set()
+        self._note_all()
 
     def _note_all(self) -> None:
         while self.unnoted:
             self._note(*self.unnoted.popleft())
 
     def _note(self, ready: _Ready, seen: Exchange) -> None:
+        seen.settle()
+        self._see_whether_gone(self._server(ready.row), seen)
         counts = self._counts
         outcome = _outcome(self.plan, ready, seen, self.start_ns)
         assert self.log is not None

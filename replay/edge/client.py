@@ -43,10 +43,13 @@ class Exchange:
     error_text: str | None = None
     chunks: int = 0
     api: Api = APIS[COMPLETIONS]
-    done: "Callable[[Exchange], None]" = lambda _: None  # called once, when all is known
+    done: "Callable[[Exchange], None]" = lambda _: None  # called once, at the end
+    is_read_later: bool = False  # a whole answer is read by `settle`, to be called after `done`: what is due next goes out first
     abort: Callable[[], object] = lambda: None
     _pieces: list[tuple[int, bytes]] = field(default_factory=list)  # (stamp, bytes as they came), not parsed yet
     _parser: SseParser | None = None  # None: the answer is no stream
+    _is_whole: bool = False
+    _is_settled: bool = False
     _alike: Alike = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,15 +73,23 @@ class Exchange:
     def on_end(self, error: httpx.TransportError | None, now_ns: int) -> None:
         if self.end_ns:
             return  # given up before
-        self.end_ns = now_ns
-        if self._parser is not None:
-            self._finish_stream(self._parser, is_whole=error is None)
-        elif error is None:
-            self._finish_whole(b"".join(data for _, data in self._pieces))
+        self.end_ns, self._is_whole = now_ns, error is None
+        if error is not None or not self.is_read_later:
+            self.settle()
         if error is not None:
             self.fail(_blame(error), str(error) or type(error).__name__)
-        self._pieces.clear()
         self.done(self)
+
+    def settle(self) -> None:
+        """Read what is left of an answer that has ended; again: nothing."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        if self._parser is not None:
+            self._finish_stream(self._parser, self._is_whole)
+        elif self._is_whole:
+            self._finish_whole(b"".join(data for _, data in self._pieces))
+        self._pieces.clear()
 
     def give_up(self, kind: ErrorKind, why: str) -> None:
         """Nobody waits for the answer any more: hang up, as a user does who goes away."""
