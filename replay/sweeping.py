@@ -20,6 +20,7 @@ from replay.errors import PlanError
 from replay.judge.summary import LoadBy, load_label
 from replay.plan.load import Arrivals, as_long_as, at_rate, closed, stretch, twice
 from replay.plan.plan import Plan
+from replay.plan.route import Router
 from replay.plan.scale import By, scale_plan
 from replay.run import METRICS_HZ, planned, point_seeds
 from replay.running import Load, Setting, opened
@@ -39,7 +40,9 @@ class SweepConfig:
     run_dir: Path
     kind: Kind
     values: tuple[float, ...]
-    target: str | None = None  # root URL; or else
+    target: str | None = None  # root URL; or else `engine`
+    other_targets: tuple[str, ...] = ()  # more servers of the same model
+    router: Router = "prefix"  # which of them a request goes to
     engine: str | None = None  # a preset, in virtual time
     by: By = "users"  # scale
     arrivals: Arrivals = "poisson"  # rate
@@ -58,6 +61,7 @@ class SweepConfig:
     prompt_mode: str = "auto"
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
+    api_key_file: Path | None = None
     metrics_urls: tuple[str, ...] = ()
     metrics_hz: float = METRICS_HZ
     gpu: str | None = None
@@ -232,7 +236,7 @@ def load_name(config: SweepConfig, value: float) -> str:
 
 def _asked(config: SweepConfig) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
-    left_out = {"run_dir", "resume", "api_key_env", "metrics_hz", "gpu", "serve_metrics", "workers"}
+    left_out = {"run_dir", "resume", "api_key_env", "api_key_file", "metrics_hz", "gpu", "serve_metrics", "workers"}
     asked = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in left_out}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**asked, "trace": str(config.trace)}))
     return plain

@@ -24,6 +24,7 @@ class ServerFacts:
 
     url: str
     planned: int
+    metrics_urls: list[str] = field(default_factory=list)
     kv_capacity_tokens: int | None = None
     hit_rate_predicted: float | None = None
 

@@ -111,6 +111,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Percentiles | None  # schedule latency, of requests in the steady window
     hit_rate_predicted: float | None  # of a cache of its size that sees its requests only
     hit_rate_usage: float | None
+    hit_rate_metrics: float | None = None
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

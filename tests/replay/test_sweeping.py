@@ -151,6 +151,30 @@ def test_a_live_server_is_swept_in_closed_loop(tmp_path: Path) -> None:
     assert not one.errors and not four.errors
 
 
+@pytest.mark.parametrize("kind", ["concurrency", "rate"])
+def test_several_targets_are_swept_as_one_and_each_is_told_of(tmp_path: Path, kind: str) -> None:
+    trace = alike(tmp_path / "t.parquet", 200, 100, 12)
+    (tmp_path / "key").write_text("secret\n")
+
+    async def run() -> str:
+        async with serving(ServerConfig(port=0)) as first, serving(ServerConfig(port=0)) as second:
+            asked: dict[str, Any] = {"kind": kind, "values": (8.0,), "max_s": 1.5, "min_requests": 1000, "prompt_mode": "chat"}
+            targets: dict[str, Any] = {"target": first, "other_targets": (second,), "router": "rr"}
+            key = tmp_path / "key"
+            await sweep(SweepConfig(trace=trace, run_dir=tmp_path / "run", api_key_file=key, **asked | targets))
+            return f"{first}, {second}"
+
+    urls = asyncio.run(run())
+
+    manifest = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
+    (point,) = judge_run(tmp_path / "run").points
+    one, two = point.servers
+    assert manifest["target"] == urls and manifest["router"] == "rr" and manifest["prompt_mode"] == "chat"
+    assert "key" not in (tmp_path / "run" / "run.json").read_text()
+    assert abs(one.planned - two.planned) <= 1 and one.planned + two.planned == point.completed > 4
+    assert one.hit_rate_predicted is not None and one.hit_rate_predicted == pytest.approx(one.hit_rate_usage, abs=0.03)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
