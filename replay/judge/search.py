@@ -14,7 +14,7 @@ from replay.outcome import Outcome
 
 Verdict = Literal["meets", "misses", "unsure"]
 BLOCKS = 10  # of time, in each run: requests near each other meet or miss together
-Z = 2.576  # each end of an interval is passed by chance in 0.5 %
+Z = 2.576  # each end of an interval is passed by chance in 0.5 %; at one of several looks at a load in less than 1 %
 LEAST_RUNS = 2  # at the ends of the bracket, with different seeds
 NOISE_RUNS = 3  # from so many on, runs are compared with each other
 LITTLE_OFF, LITTLE_LEAST = 0.1, 1.0  # of what Little's law gives; requests: less is noise of small numbers
@@ -120,8 +120,10 @@ def _off(little: Little) -> float:
 
 
 def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -> Share:
-    """Interval: the wider of that of a ratio over blocks of time (Cochran 1977, 6.4) and Wilson's, which knows that no miss in
-    n requests is not the same as none ever.
+    """Interval: Wilson's, of as many independent requests as tell as much as these do (Korn and Graubard 1998; Dean and Pagano
+    2015). Misses come together, so n requests count as n / design effect: variance of the share over blocks of time (of a ratio,
+    Cochran 1977, 6.4) / variance if all were independent. `seen` +- so many errors instead would not do: a few clusters of
+    misses are a skewed figure, whose error is seen too small just where few of them came by chance.
 
     Blocks of a tenth, a fifth and half a run, and from three runs on the runs themselves: the scale with the largest variance
     counts. Congestion lasts, so short blocks are not independent; and runs may differ as a whole (another tenant, a hot GPU).
@@ -143,11 +145,25 @@ def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -
     parts = [left.reshape(-1, joined).sum(axis=1) for joined in (1, 2, BLOCKS // 2)]
     parts += [left.sum(axis=1)] if len(runs) >= NOISE_RUNS else []
     variance = max(len(part) / (len(part) - 1) * float((part**2).sum()) for part in parts)
-    error = sqrt(variance) / n
-    middle = (seen + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z * sqrt(seen * (1 - seen) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-    low, high = min(seen - Z * error, middle - half), max(seen + Z * error, middle + half)
+    independent = n * seen * (1 - seen)
+    low, high = _wilson(seen, n / max(1.0, variance / independent) if independent > 0 else n, _student(left.size - 1))
     return Share(name=name, wanted=wanted, seen=seen, low=max(0.0, low), high=min(1.0, high))
+
+
+def _wilson(share: float, n: float, z: float) -> tuple[float, float]:
+    """Wilson 1927: all true shares from which the one seen is no more than z standard errors away."""
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return middle - half, middle + half
+
+
+def _student(freedom: int) -> float:
+    """Student's t where the normal has Z (Abramowitz and Stegun 26.7.5), to 0.1 % from 9 degrees of freedom on."""
+    z, v = Z, freedom
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / v + second / v**2 + third / v**3
 
 
 def next_load(
