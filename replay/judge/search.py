@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from replay.judge import metrics
 from replay.judge.summary import Little, Slo
@@ -120,14 +121,6 @@ def _off(little: Little) -> float:
 
 
 def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -> Share:
-    """Interval: Wilson's, of as many independent requests as tell as much as these do (Korn and Graubard 1998; Dean and Pagano
-    2015). Misses come together, so n requests count as n / design effect: variance of the share over blocks of time (of a ratio,
-    Cochran 1977, 6.4) / variance if all were independent. `seen` +- so many errors instead would not do: a few clusters of
-    misses are a skewed figure, whose error is seen too small just where few of them came by chance.
-
-    Blocks of a tenth, a fifth and half a run, and from three runs on the runs themselves: the scale with the largest variance
-    counts. Congestion lasts, so short blocks are not independent; and runs may differ as a whole (another tenant, a hot GPU).
-    """
     met, sent = np.zeros((len(runs), BLOCKS)), np.zeros((len(runs), BLOCKS))
     for number, run in enumerate(runs):
         start, end = run.window_s
@@ -137,17 +130,32 @@ def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -
             place = min(BLOCKS - 1, int((one.planned_ns / 1e9 - start) / max(end - start, 1e-9) * BLOCKS))
             sent[number, place] += 1
             met[number, place] += metrics.meets(one, slos)
-    n = float(sent.sum())
-    if n == 0:
+    if not sent.any():
         return Share(name=name, wanted=wanted, seen=0.0, low=0.0, high=1.0)
-    seen = float(met.sum()) / n
-    left = met - seen * sent
+    low, high = interval(met, sent)
+    return Share(name=name, wanted=wanted, seen=float(met.sum() / sent.sum()), low=low, high=high)
+
+
+def interval(met: NDArray[np.float64], sent: NDArray[np.float64]) -> tuple[float, float]:
+    """99 % interval of the share that is met, from counts [runs, BLOCKS].
+
+    Wilson's, of as many independent requests as tell as much as these do (Korn and Graubard 1998; Dean and Pagano 2015). Misses
+    come together, so n requests count as n / design effect: variance of the share over blocks of time (of a ratio, Cochran
+    1977, 6.4) / variance if all were independent. The share +- so many errors instead would not do: with a few clusters of
+    misses it is a skewed figure, whose error is seen too small just where few of them came by chance.
+
+    Blocks of a tenth, a fifth and half a run, and from three runs on the runs themselves: the scale with the largest variance
+    counts. Congestion lasts, so short blocks are not independent; and runs may differ as a whole (another tenant, a hot GPU).
+    """
+    n = float(sent.sum())
+    share = float(met.sum()) / n
+    left = met - share * sent
     parts = [left.reshape(-1, joined).sum(axis=1) for joined in (1, 2, BLOCKS // 2)]
-    parts += [left.sum(axis=1)] if len(runs) >= NOISE_RUNS else []
+    parts += [left.sum(axis=1)] if len(left) >= NOISE_RUNS else []
     variance = max(len(part) / (len(part) - 1) * float((part**2).sum()) for part in parts)
-    independent = n * seen * (1 - seen)
-    low, high = _wilson(seen, n / max(1.0, variance / independent) if independent > 0 else n, _student(left.size - 1))
-    return Share(name=name, wanted=wanted, seen=seen, low=max(0.0, low), high=min(1.0, high))
+    independent = n * share * (1 - share)
+    low, high = _wilson(share, n / max(1.0, variance / independent) if independent > 0 else n, _student(left.size - 1))
+    return max(0.0, low), min(1.0, high)
 
 
 def _wilson(share: float, n: float, z: float) -> tuple[float, float]:
