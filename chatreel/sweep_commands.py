@@ -91,6 +91,13 @@ def sweep(
     cache: CACHE = "cold",
     max_s: Annotated[float, typer.Option(help="Seconds that a point may take to get steady.")] = 120.0,
     min_requests: Annotated[int, typer.Option(help="Requests that end after the warm-up, at least.")] = 200,
+    begin: Annotated[
+        float,
+        typer.Option(
+            help="Where in the trace a point begins, 0 to 1; it ends once steady. The first requests are the lightest where "
+            "sessions grow. Beyond 0, requests before the point, not counted, bring back the history that the cache would hold."
+        ),
+    ] = 0.0,
     limit: LIMIT = None,
     kv_tokens: KV_TOKENS = None,
     max_num_seqs: MAX_NUM_SEQS = None,
@@ -129,6 +136,7 @@ def sweep(
         cache=cache,
         max_s=max_s,
         min_requests=min_requests,
+        begin=begin,
         limit=limit,
         seed=seed,
         resume=resume,

@@ -77,6 +77,7 @@ class Load:
     plan: Plan
     primer: int  # leading requests that only fill the cache
     at_once: int | None  # closed loop
+    trace_input_tokens: float | None  # mean prompt of the whole trace; None: a sample, of which there are others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,7 @@ def _facts(
     flying = np.array([float(one.client_in_flight or 0) for one in samples])
     return point_facts(load.index, load.value, load.by, load.seed, load.plan, prediction) | {
         "servers": servers,
+        "trace_input_tokens": load.trace_input_tokens,
         "planned": len(outcomes),
         "planned_span_s": end_s,
         "later_turns": 0,  # none of them has a recorded time to be late against

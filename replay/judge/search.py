@@ -50,6 +50,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_ms: float | None
     tpot_p99_ms: float | None
     little: list[Little]  # of each run
+    prompt_tokens: float | None = None  # mean, as planned
 
     @property
     def verdict(self) -> Verdict:
@@ -101,17 +102,19 @@ def tried(load: float, runs: Sequence[Run], limits: Sequence[Limit], attain: flo
     slos = [one.slo for one in limits]
     shares = [_share("all limits", attain, runs, slos)]
     shares += [_share(f"{one.slo.metric} <= {one.slo.limit_ms:g} ms", one.share, runs, [one.slo]) for one in limits]
-    latency = metrics.latency([one for run in runs for one in run.outcomes])
+    outcomes = [one for run in runs for one in run.outcomes]
+    latency = metrics.latency(outcomes)
     return Tried(
         load=load,
         runs=len(runs),
-        requests=sum(len(run.outcomes) for run in runs),
+        requests=len(outcomes),
         is_growing=2 * sum(run.is_growing for run in runs) > len(runs),
         client_limit=next((run.client_limit for run in runs if run.client_limit), None),
         shares=shares,
         ttft_p99_ms=latency.ttft_schedule_ms.p99 if latency.ttft_schedule_ms else None,
         tpot_p99_ms=latency.tpot_ms.p99 if latency.tpot_ms else None,
         little=[run.little for run in runs if run.little],
+        prompt_tokens=sum(one.planned_input_tokens for one in outcomes) / len(outcomes) if outcomes else None,
     )
 
 

@@ -148,6 +148,7 @@ SUSPECT = (
     "output_tokens_differ",
     "hit_rates_differ",
     "metrics_missed",
+    "part_differs",
 )  # kinds of notes
 
 

@@ -151,6 +151,33 @@ def test_a_live_server_is_swept_in_closed_loop(tmp_path: Path) -> None:
     assert not one.errors and not four.errors
 
 
+@pytest.mark.parametrize("kind", ["rate", "scale"])
+def test_a_point_that_begins_within_the_trace_plays_what_is_there_with_a_lead_in(tmp_path: Path, kind: str) -> None:
+    """A hundred sessions, one turn after the other: each turn carries 80 tokens more."""
+    rows: list[Request] = []
+    for i in range(2000):
+        session, turn = i % 100, i // 100
+        blocks = [session * 1000 + number for number in range(5 * (turn + 1))]
+        rows.append(
+            {"request_id": i, "session_id": session, "turn": turn, "parent_request_id": i - 100 if turn else None}
+            | {"think_ns": 10**9 if turn else None, "arrival_ns": i * 10**8, "input_tokens": 80 * (turn + 1), "output_tokens": 64}
+            | {"input_blocks": blocks}  # type: ignore[typeddict-item]
+        )
+    write_trace(tmp_path / "t.parquet", rows, Footer())
+    asked: dict[str, Any] = {"kind": kind, "values": (4.0,), "engine": "h100-llama3-8b", "min_requests": 60, "by": "time"}
+
+    def point(begin: float) -> Point:
+        run_dir = tmp_path / str(begin)
+        run_sweep(SweepConfig(trace=tmp_path / "t.parquet", run_dir=run_dir, begin=begin, **asked))
+        return judge_run(run_dir).points[0]
+
+    first, middle = point(0.0), point(0.4)
+
+    assert "part_differs" in {note.kind for note in first.notes} and first.standing == "suspect"
+    assert middle.input_tokens_per_s / middle.requests_per_s > 640 > first.input_tokens_per_s / first.requests_per_s
+    assert middle.window_s[0] > 0 and middle.cache.hit_rate_usage is not None and middle.cache.hit_rate_usage > 0.5
+
+
 @pytest.mark.parametrize("kind", ["concurrency", "rate"])
 def test_several_targets_are_swept_as_one_and_each_is_told_of(tmp_path: Path, kind: str) -> None:
     trace = alike(tmp_path / "t.parquet", 200, 100, 12)
@@ -181,6 +208,7 @@ def test_several_targets_are_swept_as_one_and_each_is_told_of(tmp_path: Path, ki
         ({"engine": None}, "either --target URL or --engine PRESET"),
         ({"values": (0.0,)}, "numbers above 0"),
         ({"values": (1.5,)}, "whole numbers"),
+        ({"begin": 1.0}, "below 1"),
         ({"engine": "h100-llama4"}, "h100-llama3-8b"),
     ],
 )
