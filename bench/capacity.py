@@ -4,7 +4,7 @@
 
 The truth comes from long runs of the whole trace, over and over, without the search's windows, runs and stops: the load at
 which the share of requests that meet all limits crosses what is wanted. Misses come in rare clusters, so one long run is not
-enough: ten passes of one seed said 9.54 +- 0.11/s where a hundred passes of ten seeds say 9.2. `--intervals` also asks how often
+enough: ten passes of one seed said 9.54 +- 0.11/s, a hundred of ten seeds 9.32 +- 0.08. `--intervals` also asks how often
 each end of an interval of two to five of these passes misses the share of all of them.
 """
 
