@@ -8,6 +8,7 @@ from rich.table import Table
 from chatreel.replaying import parse_slos
 from replay.capacity import Capacity, CapacityConfig, run_capacity
 from replay.errors import PlanError
+from replay.judge.doubts import PART_OFF
 from replay.judge.search import Limit, Share, Tried
 from replay.judge.summary import Point, load_label
 from replay.judge.verdict import EXIT_INVALID, EXIT_OK, EXIT_SLO_MISSED
@@ -79,7 +80,18 @@ def lines(found: Capacity, points: Sequence[Point], config: CapacityConfig) -> l
         for one in found.tried
         if not one.obeys_little
     ]
-    return said
+    return said + [line for one in found.tried if one.load in (found.bracket.low, high) and (line := _part(found, one))]
+
+
+def _part(found: Capacity, one: Tried) -> str | None:
+    """Runs begin anywhere in the trace; a few short ones need not add up to it."""
+    whole = found.trace_prompt_tokens
+    if not whole or one.prompt_tokens is None or abs(one.prompt_tokens / whole - 1) <= PART_OFF:
+        return None
+    return (
+        f"The runs at {_label(found, one.load)} had prompts of {one.prompt_tokens:,.0f} tokens on average, the whole trace "
+        f"{whole:,.0f}: give more --requests or --repeats."
+    )
 
 
 def _answer(found: Capacity, config: CapacityConfig) -> str:

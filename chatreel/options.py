@@ -12,6 +12,15 @@ class By(StrEnum):
     time = "time"
 
 
+class PromptMode(StrEnum):
+    auto = "auto"
+    ids = "ids"
+    text = "text"
+    chat = "chat"
+    responses = "responses"
+    messages = "messages"
+
+
 TRACE = Annotated[Path, typer.Argument(help="A trace file (Parquet) made by chatreel.", show_default=False)]
 OUT = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
 SEED = Annotated[int, typer.Option(help="Same seed, same bytes.")]
@@ -19,10 +28,21 @@ SLO = Annotated[list[str] | None, typer.Option(help="METRIC:MS with ttft, tpot o
 TARGETS = Annotated[
     list[str], typer.Option(help="Root URL of the server, without /v1; repeat it for copies of it.", show_default=False)
 ]
+TARGET_OR_ENGINE = Annotated[
+    list[str] | None,
+    typer.Option("--target", help="Root URL of the server, without /v1; repeat it for copies of it; or else --engine."),
+]
 ROUTE = Annotated[
     Literal["prefix", "sticky", "rr"],
     typer.Option(help="Several targets. prefix: where most is cached by the plan; sticky: by session; rr: in turn."),
 ]
+PROMPT_MODE = Annotated[
+    PromptMode, typer.Option(help="Token ids; text that re-tokenizes exactly: plain, or a message by one of three APIs.")
+]
+TOKENIZER = Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")]
+API_KEY_ENV = Annotated[str | None, typer.Option(help="Environment variable with the API key.")]
+API_KEY_FILE = Annotated[Path | None, typer.Option(help="File with the API key.")]
+WORKERS = Annotated[int, typer.Option(help="Sending processes; each uses up to one core.")]
 METRICS_URL = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,32 +8,29 @@ import typer
 from rich.console import Console
 
 from chatreel.options import (
+    API_KEY_ENV,
+    API_KEY_FILE,
     ATTAIN,
     BY,
     GPU,
     METRICS_HZ,
     METRICS_URL,
+    PROMPT_MODE,
     ROUTE,
     SEED,
     SERVE_METRICS,
     SLO,
     TARGETS,
+    TOKENIZER,
     TRACE,
+    WORKERS,
     By,
+    PromptMode,
     numbers,
 )
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
-
-
-class PromptMode(StrEnum):
-    auto = "auto"
-    ids = "ids"
-    text = "text"
-    chat = "chat"
-    responses = "responses"
-    messages = "messages"
 
 
 class Transport(StrEnum):
@@ -61,12 +58,10 @@ def replay(
     by: BY = By.users,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("run"),
     limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
-    prompt_mode: Annotated[
-        PromptMode, typer.Option(help="Token ids; text that re-tokenizes exactly: plain, or a message by one of three APIs.")
-    ] = PromptMode.auto,
-    tokenizer: Annotated[str, typer.Option(help="For text prompts: cl100k, o200k or the server's tokenizer.json.")] = "cl100k",
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
+    prompt_mode: PROMPT_MODE = PromptMode.auto,
+    tokenizer: TOKENIZER = "cl100k",
+    api_key_env: API_KEY_ENV = None,
+    api_key_file: API_KEY_FILE = None,
     hang_up: Annotated[bool, typer.Option(help="On the server, where and when the recorded client did.")] = True,
     retries: Annotated[int, typer.Option(min=0, help="Times to send a request again that failed before its first token.")] = 0,
     metrics_url: METRICS_URL = None,
@@ -81,7 +76,7 @@ def replay(
     open_loop: Annotated[
         bool, typer.Option("--open-loop", help="Later turns at their recorded times, not after the answer and think time.")
     ] = False,
-    workers: Annotated[int, typer.Option(help="Sending processes; each uses up to one core.")] = 1,
+    workers: WORKERS = 1,
     transport: Annotated[
         Transport, typer.Option(help="httpx: its own transport, as a cross-check or behind a proxy.")
     ] = Transport.own,

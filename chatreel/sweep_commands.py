@@ -6,7 +6,24 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from chatreel.options import ATTAIN, GPU, METRICS_HZ, METRICS_URL, SEED, SERVE_METRICS, SLO, TRACE
+from chatreel.options import (
+    API_KEY_ENV,
+    API_KEY_FILE,
+    ATTAIN,
+    GPU,
+    METRICS_HZ,
+    METRICS_URL,
+    PROMPT_MODE,
+    ROUTE,
+    SEED,
+    SERVE_METRICS,
+    SLO,
+    TARGET_OR_ENGINE,
+    TOKENIZER,
+    TRACE,
+    WORKERS,
+    PromptMode,
+)
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -15,7 +32,6 @@ Kind = Literal["concurrency", "rate", "scale"]
 RATE_STEPS = 8
 
 # Options of both commands.
-TARGET = Annotated[str | None, typer.Option(help="Root URL of the server, without /v1; or else:")]
 ENGINE = Annotated[str | None, typer.Option(help="A simulated engine in virtual time; see docs/presets.md.")]
 ARRIVALS = Annotated[Literal["poisson", "recorded", "burst"], typer.Option(help="rate: gaps between requests.")]
 TURNS = Annotated[
@@ -64,7 +80,8 @@ def sweep(
     kind: Annotated[Kind, typer.Argument(help="What grows: sessions at once, requests per second, or the trace.")],
     values: Annotated[str, typer.Argument(help="1,2,4 or 1..256 (doubled) or 2..40/8 (eight by one factor).")],
     trace: TRACE,
-    target: TARGET = None,
+    target: TARGET_OR_ENGINE = None,
+    route: ROUTE = "prefix",
     engine: ENGINE = None,
     run_dir: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("sweep"),
     by: Annotated[Literal["users", "time"], typer.Option(help="scale: more sharing groups, or shorter gaps.")] = "users",
@@ -74,20 +91,26 @@ def sweep(
     cache: CACHE = "cold",
     max_s: Annotated[float, typer.Option(help="Seconds that a point may take to get steady.")] = 120.0,
     min_requests: Annotated[int, typer.Option(help="Requests that end after the warm-up, at least.")] = 200,
+    begin: Annotated[
+        float,
+        typer.Option(
+            help="Where in the trace a point begins, 0 to 1; it ends once steady. The first requests are the lightest where "
+            "sessions grow. Beyond 0, requests before the point, not counted, bring back the history that the cache would hold."
+        ),
+    ] = 0.0,
     limit: LIMIT = None,
     kv_tokens: KV_TOKENS = None,
     max_num_seqs: MAX_NUM_SEQS = None,
     max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS = None,
-    prompt_mode: Annotated[
-        Literal["auto", "ids", "text", "chat"], typer.Option(help="As in replay, like the next four.")
-    ] = "auto",
-    tokenizer: Annotated[str, typer.Option()] = "cl100k",
-    api_key_env: Annotated[str | None, typer.Option()] = None,
+    prompt_mode: PROMPT_MODE = PromptMode.auto,
+    tokenizer: TOKENIZER = "cl100k",
+    api_key_env: API_KEY_ENV = None,
+    api_key_file: API_KEY_FILE = None,
     metrics_url: METRICS_URL = None,
     metrics_hz: METRICS_HZ = 4.0,
     gpu: GPU = None,
     serve_metrics: SERVE_METRICS = None,
-    workers: Annotated[int, typer.Option()] = 1,
+    workers: WORKERS = 1,
     slo: SLO = None,
     resume: RESUME = False,
     seed: SEED = 0,
@@ -102,7 +125,9 @@ def sweep(
         run_dir=run_dir,
         kind=kind,
         values=loads(values, kind),
-        target=target,
+        target=target[0] if target else None,
+        other_targets=tuple(target[1:]) if target else (),
+        router=route,
         engine=engine,
         by=by,
         arrivals=arrivals,
@@ -111,15 +136,17 @@ def sweep(
         cache=cache,
         max_s=max_s,
         min_requests=min_requests,
+        begin=begin,
         limit=limit,
         seed=seed,
         resume=resume,
         kv_tokens=kv_tokens,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        prompt_mode=prompt_mode,
+        prompt_mode=prompt_mode.value,
         tokenizer=tokenizer,
         api_key_env=api_key_env,
+        api_key_file=api_key_file,
         metrics_urls=tuple(metrics_url or ()),
         metrics_hz=metrics_hz,
         gpu=gpu,
@@ -135,7 +162,8 @@ def capacity(
     trace: TRACE,
     slo: Annotated[list[str], typer.Option(help="METRIC:pNN:MS with ttft, tpot or e2e; may be repeated.", show_default=False)],
     attain: ATTAIN = 0.99,
-    target: TARGET = None,
+    target: TARGET_OR_ENGINE = None,
+    route: ROUTE = "prefix",
     engine: ENGINE = None,
     load: Annotated[
         Literal["rate", "users", "time"], typer.Option(help="Requests per second, or the trace scaled by users or time.")
@@ -163,14 +191,15 @@ def capacity(
     kv_tokens: KV_TOKENS = None,
     max_num_seqs: MAX_NUM_SEQS = None,
     max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS = None,
-    prompt_mode: Annotated[Literal["auto", "ids", "text"], typer.Option(help="As in replay, like the next four.")] = "auto",
-    tokenizer: Annotated[str, typer.Option()] = "cl100k",
-    api_key_env: Annotated[str | None, typer.Option()] = None,
+    prompt_mode: PROMPT_MODE = PromptMode.auto,
+    tokenizer: TOKENIZER = "cl100k",
+    api_key_env: API_KEY_ENV = None,
+    api_key_file: API_KEY_FILE = None,
     metrics_url: METRICS_URL = None,
     metrics_hz: METRICS_HZ = 4.0,
     gpu: GPU = None,
     serve_metrics: SERVE_METRICS = None,
-    workers: Annotated[int, typer.Option()] = 1,
+    workers: WORKERS = 1,
     resume: RESUME = False,
     seed: SEED = 0,
 ) -> None:
@@ -186,7 +215,9 @@ def capacity(
         run_dir=run_dir,
         kind="rate" if load == "rate" else "scale",
         values=(1.0,),
-        target=target,
+        target=target[0] if target else None,
+        other_targets=tuple(target[1:]) if target else (),
+        router=route,
         engine=engine,
         by=by,
         arrivals=arrivals,
@@ -199,9 +230,10 @@ def capacity(
         kv_tokens=kv_tokens,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        prompt_mode=prompt_mode,
+        prompt_mode=prompt_mode.value,
         tokenizer=tokenizer,
         api_key_env=api_key_env,
+        api_key_file=api_key_file,
         metrics_urls=tuple(metrics_url or ()),
         metrics_hz=metrics_hz,
         gpu=gpu,

@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from chatreel.options import ATTAIN, METRICS_URL, SEED, TRACE
+from chatreel.options import (
+    API_KEY_ENV,
+    API_KEY_FILE,
+    ATTAIN,
+    METRICS_URL,
+    PROMPT_MODE,
+    SEED,
+    TOKENIZER,
+    TRACE,
+    WORKERS,
+    PromptMode,
+)
 from chatreel.sweep_commands import ARRIVALS, CACHE, LIMIT, TURNS, ends, loads
 
 out = Console(soft_wrap=False)
@@ -58,13 +69,12 @@ def tune(
     turns: TURNS = "open",
     cache: CACHE = "cold",
     limit: LIMIT = None,
-    prompt_mode: Annotated[
-        Literal["auto", "ids", "text", "chat"], typer.Option(help="As in replay, like the next four.")
-    ] = "auto",
-    tokenizer: Annotated[str, typer.Option()] = "cl100k",
-    api_key_env: Annotated[str | None, typer.Option()] = None,
+    prompt_mode: PROMPT_MODE = PromptMode.auto,
+    tokenizer: TOKENIZER = "cl100k",
+    api_key_env: API_KEY_ENV = None,
+    api_key_file: API_KEY_FILE = None,
     metrics_url: METRICS_URL = None,
-    workers: Annotated[int, typer.Option()] = 1,
+    workers: WORKERS = 1,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on: what has been measured or has failed is not run again.")
     ] = False,
@@ -97,9 +107,10 @@ def tune(
         limit=limit,
         seed=seed,
         resume=resume,
-        prompt_mode=prompt_mode,
+        prompt_mode=prompt_mode.value,
         tokenizer=tokenizer,
         api_key_env=api_key_env,
+        api_key_file=api_key_file,
         metrics_urls=tuple(metrics_url or ()),
         workers=workers,
     )

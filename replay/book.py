@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from replay.beside import beside
+from replay.edge.probe import Target
 from replay.judge.summary import LoadBy
 from replay.plan.plan import Plan
 from replay.plan.predict import Prediction
@@ -77,13 +78,19 @@ def point_facts(index: int, scale: float, by: LoadBy, seed: int, plan: Plan, pre
     }
 
 
-def server_facts(urls: Sequence[str], kv_tokens: Sequence[int | None], plan: Plan) -> list[dict[str, Any]]:
+def server_facts(target: Target, kv_tokens: Sequence[int | None], plan: Plan) -> list[dict[str, Any]]:
     """Of each server where there are several; the predicted hit rate is filled in when it is known."""
     if plan.server is None:
         return []
     return [
-        {"url": url, "kv_capacity_tokens": tokens, "planned": int((plan.server == number).sum()), "hit_rate_predicted": None}
-        for number, (url, tokens) in enumerate(zip(urls, kv_tokens, strict=True))
+        {
+            "url": url,
+            "metrics_urls": pages,
+            "kv_capacity_tokens": tokens,
+            "planned": int((plan.server == number).sum()),
+            "hit_rate_predicted": None,
+        }
+        for number, (url, pages, tokens) in enumerate(zip(target.urls, target.pages, kv_tokens, strict=True))
     ]
 
 

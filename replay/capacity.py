@@ -60,6 +60,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     lowest_meets: bool
     tried: list[Tried]  # by load
     stopped: str | None = None  # why the search ended before it was done
+    trace_prompt_tokens: float | None = None  # mean
 
 
 def run_capacity(config: CapacityConfig, say: Say = lambda _: None) -> Capacity:
@@ -179,6 +180,7 @@ def _capacity(config: CapacityConfig, book: Book, tries: list[Tried], stopped: s
         lowest_meets=bool(ordered) and ordered[0].seems_to_meet,
         tried=ordered,
         stopped=stopped,
+        trace_prompt_tokens=float(book.plan.input_tokens.mean()),
     )
 
 

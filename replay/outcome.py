@@ -94,7 +94,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_energy_j: float | None = None
     gpu_clock_mhz: float | None = None
     gpu_temperature_c: float | None = None
-    servers: dict[str, dict[str, float]] = {}  # several: the gauges of each metrics URL; above: sums, KV usage their mean
+    servers: dict[str, dict[str, float]] = {}  # several: of each metrics URL; above: sums, KV usage their mean
     metrics_missing: list[str] = []  # metrics URLs that gave nothing at this moment
     metrics_late: list[str] = []  # those that had not answered yet: their gauges are not in the figures above
     client_in_flight: int | None = None

@@ -146,7 +146,7 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                 scaled = scale_plan(plan, scale, config.by, np.random.default_rng(point_seed))
                 scaled = routed(scaled, config.router, kv_tokens, answers_reused=target.answers_reused)
                 facts = point_facts(index, scale, config.by, point_seed, scaled, None)
-                facts["servers"] = server_facts(target.all_urls, kv_tokens, scaled)
+                facts["servers"] = server_facts(target, kv_tokens, scaled)
                 if config.shard.count > 1:
                     facts |= shard_facts(scaled, config.shard, facts, config.start_at_ns)
                 progress = Progress(scale=scale, planned=facts["planned"], predicted_hit_rate=None)

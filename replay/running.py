@@ -1,7 +1,8 @@
 """One point of a sweep: its load sent to a server, or through the simulated engine in virtual time, until it is steady."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from replay.book import point_facts
+from replay.book import point_facts, server_facts
+from replay.edge.probe import Target
 from replay.foretelling import SAMPLE_S, write_played
 from replay.judge.steady import Steady, little_of, steadiness
 from replay.judge.summary import LoadBy
 from replay.outcome import Sample
 from replay.plan.plan import Plan
-from replay.plan.predict import predict
+from replay.plan.predict import predict_routed
+from replay.plan.route import Router, routed
 from replay.plan.scale import rows_of
 from replay.progress import Progress
 from replay.results import log_path, read_lines, read_outcomes
-from replay.run import Connected, ReplayConfig, connected, interruptible, send_point
+from replay.run import Connected, ReplayConfig, connected, each_kv_tokens, interruptible, send_point, together
 from replay.sharing import Job, Stop
 from replay.sim.engine import Engine
 from replay.sim.engines import engine_named
@@ -40,6 +43,8 @@ class Setting:
     trace: Path
     run_dir: Path
     target: str | None
+    other_targets: tuple[str, ...]
+    router: Router
     engine: str | None
     cache: str
     max_s: float
@@ -52,6 +57,7 @@ class Setting:
     prompt_mode: str
     tokenizer: str
     api_key_env: str | None
+    api_key_file: Path | None
     metrics_urls: tuple[str, ...]
     metrics_hz: float
     gpu: str | None
@@ -71,6 +77,7 @@ class Load:
     plan: Plan
     primer: int  # leading requests that only fill the cache
     at_once: int | None  # closed loop
+    trace_input_tokens: float | None  # mean prompt of the whole trace; None: a sample, of which there are others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +163,9 @@ class Watcher:
         return steadiness(t, flying, ended, is_closed=self.load.at_once is not None)
 
 
-def _facts(watcher: Watcher, kv_capacity_tokens: int | None, *, answers_reused: bool, stopped: str | None) -> dict[str, Any]:
+def _facts(
+    watcher: Watcher, target: Target | None, kv_tokens: Sequence[int | None], *, answers_reused: bool, stopped: str | None
+) -> dict[str, Any]:
     """What run.json says of a point that has run. The window: from the end of the warm-up to the last request."""
     load, setting = watcher.load, watcher.setting
     outcomes, _ = read_outcomes(setting.run_dir, load.index)
@@ -169,10 +178,15 @@ def _facts(watcher: Watcher, kv_capacity_tokens: int | None, *, answers_reused: 
     start_s = warm_up_s if warm_up_s < end_s else 0.0
     rows = np.sort(np.array([one.request_id for one in outcomes], dtype=np.int64))
     was_sent = rows_of(load.plan, rows) if len(rows) else load.plan
-    prediction = predict(was_sent, kv_capacity_tokens, answers_reused=answers_reused)
+    prediction = predict_routed(was_sent, kv_tokens, answers_reused=answers_reused)
+    servers = server_facts(target, kv_tokens, was_sent) if target is not None else []
+    for server, one in zip(servers, prediction.by_server, strict=True):
+        server["hit_rate_predicted"] = one and one.at_capacity
     t_s = np.array([one.t_ns / 1e9 for one in samples])
     flying = np.array([float(one.client_in_flight or 0) for one in samples])
     return point_facts(load.index, load.value, load.by, load.seed, load.plan, prediction) | {
+        "servers": servers,
+        "trace_input_tokens": load.trace_input_tokens,
         "planned": len(outcomes),
         "planned_span_s": end_s,
         "later_turns": 0,  # none of them has a recorded time to be late against
@@ -204,7 +218,7 @@ def _virtual(setting: Setting) -> Runner:
             engine.prefix_cache_queries = engine.prefix_cache_hits = engine.preemptions = 0
         watcher = Watcher(setting, load)
         play_into(setting.run_dir, load, preset, carried, watcher)
-        return _facts(watcher, tokens, answers_reused=True, stopped=None)
+        return _facts(watcher, None, (tokens,), answers_reused=True, stopped=None)
 
     facts = {
         "target": f"simulated: {setting.engine}, {tokens:,} tokens of KV, at most {preset.max_num_seqs} requests in a batch",
@@ -235,10 +249,11 @@ def play_into(run_dir: Path, load: Load, preset: Preset, engines: list[Engine] |
 
 
 def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
-    target = link.target
-    tokens = setting.kv_tokens or target.kv_capacity_tokens
+    target, tokens = link.target, each_kv_tokens(config, link.target)
 
-    async def point(load: Load) -> dict[str, Any]:
+    async def point(drawn: Load) -> dict[str, Any]:
+        plan = routed(drawn.plan, setting.router, tokens, answers_reused=target.answers_reused)
+        load = dataclasses.replace(drawn, plan=plan)
         watcher, stop = Watcher(setting, load), Stop()
         progress = Progress(scale=load.value, planned=len(load.plan), predicted_hit_rate=None)
 
@@ -259,16 +274,17 @@ def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
         with interruptible(stop):
             await send_point(config, link, load.plan, job, stop, progress, look)
         stopped = None if stop.reason in (None, STEADY, GROWING, TIME_UP, ENOUGH) else stop.reason
-        return _facts(watcher, tokens, answers_reused=target.answers_reused, stopped=stopped)
+        return _facts(watcher, target, tokens, answers_reused=target.answers_reused, stopped=stopped)
 
     facts = {
-        "target": target.url,
+        "target": ", ".join(target.all_urls),
+        "router": setting.router if setting.other_targets else None,
         "model": target.model,
         "prompt_mode": target.prompt_mode,
         "returns_token_ids": target.returns_token_ids,
         "has_metrics": target.has_metrics,
         "metrics_urls": target.metrics_urls,
-        "kv_capacity_tokens": tokens,
+        "kv_capacity_tokens": together(tokens),
         "notes": list(target.notes),
     }
     return Runner(facts=facts, point=point)
@@ -279,11 +295,14 @@ def _replay_config(setting: Setting) -> ReplayConfig:
     return ReplayConfig(
         trace=setting.trace,
         target=setting.target,
+        other_targets=setting.other_targets,
+        router=setting.router,
         run_dir=setting.run_dir,
         seed=setting.seed,
         prompt_mode=setting.prompt_mode,
         tokenizer=setting.tokenizer,
         api_key_env=setting.api_key_env,
+        api_key_file=setting.api_key_file,
         metrics_urls=setting.metrics_urls,
         metrics_hz=setting.metrics_hz,
         gpu=setting.gpu,

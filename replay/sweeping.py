@@ -20,6 +20,7 @@ from replay.errors import PlanError
 from replay.judge.summary import LoadBy, load_label
 from replay.plan.load import Arrivals, as_long_as, at_rate, closed, stretch, twice
 from replay.plan.plan import Plan
+from replay.plan.route import Router
 from replay.plan.scale import By, scale_plan
 from replay.run import METRICS_HZ, planned, point_seeds
 from replay.running import Load, Setting, opened
@@ -39,7 +40,9 @@ class SweepConfig:
     run_dir: Path
     kind: Kind
     values: tuple[float, ...]
-    target: str | None = None  # root URL; or else
+    target: str | None = None  # root URL; or else `engine`
+    other_targets: tuple[str, ...] = ()  # more servers of the same model
+    router: Router = "prefix"  # which of them a request goes to
     engine: str | None = None  # a preset, in virtual time
     by: By = "users"  # scale
     arrivals: Arrivals = "poisson"  # rate
@@ -48,7 +51,8 @@ class SweepConfig:
     cache: Cache = "cold"
     max_s: float = 120.0
     min_requests: int = 200
-    is_sample: bool = False  # a point begins anywhere in the trace and has `min_requests`; else with its first, until steady
+    begin: float = 0.0  # where in the trace a point begins, as a share of its requests
+    is_sample: bool = False  # a point begins anywhere in the trace instead and has `min_requests`, not until steady
     limit: int | None = None
     seed: int = 0
     resume: bool = False
@@ -58,6 +62,7 @@ class SweepConfig:
     prompt_mode: str = "auto"
     tokenizer: str = "cl100k"
     api_key_env: str | None = None
+    api_key_file: Path | None = None
     metrics_urls: tuple[str, ...] = ()
     metrics_hz: float = METRICS_HZ
     gpu: str | None = None
@@ -157,8 +162,8 @@ class Book:
         config = self.config
         seed, salt = point_seeds(config.seed, index)
         rng = np.random.default_rng(seed)
-        plan = _LOADED[config.kind](self._stretch(nth, value) if config.is_sample else self.plan, value, config, rng)
-        primer = len(plan) if config.cache == "primed" else self._lead(plan) if config.is_sample else 0
+        plan = _LOADED[config.kind](self._stretch(nth, value) if config.is_sample else self._turned(), value, config, rng)
+        primer = len(plan) if config.cache == "primed" else self._lead(plan) if config.is_sample or config.begin else 0
         return Load(
             index=index,
             value=value,
@@ -168,7 +173,12 @@ class Book:
             plan=twice(plan) if config.cache == "primed" else plan,
             primer=primer,
             at_once=round(value) if config.kind == "concurrency" else None,
+            trace_input_tokens=None if config.is_sample else float(self.plan.input_tokens.mean()),
         )
+
+    def _turned(self) -> Plan:
+        """From `begin` on to the end of the trace, then its first part."""
+        return stretch(self.plan, int(self.config.begin * len(self.plan)), len(self.plan)) if self.config.begin else self.plan
 
     def _stretch(self, nth: int, value: float) -> Plan:
         """The samples of a value begin all over the trace, however many there are."""
@@ -203,7 +213,8 @@ def _closed(plan: Plan, value: float, config: SweepConfig, _rng: np.random.Gener
 
 
 def _rate(plan: Plan, value: float, config: SweepConfig, rng: np.random.Generator) -> Plan:
-    longer = plan if config.is_sample else as_long_as(plan, max(1, round(value * config.max_s)))
+    lead = LONGEST_LEAD * config.min_requests if config.begin else 0
+    longer = plan if config.is_sample else as_long_as(plan, max(1, round(value * config.max_s)) + lead)
     return at_rate(longer, value, config.arrivals, rng, waits=config.waits)
 
 
@@ -232,7 +243,7 @@ def load_name(config: SweepConfig, value: float) -> str:
 
 def _asked(config: SweepConfig) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
-    left_out = {"run_dir", "resume", "api_key_env", "metrics_hz", "gpu", "serve_metrics", "workers"}
+    left_out = {"run_dir", "resume", "api_key_env", "api_key_file", "metrics_hz", "gpu", "serve_metrics", "workers"}
     asked = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in left_out}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**asked, "trace": str(config.trace)}))
     return plain
@@ -245,6 +256,8 @@ def _check(config: SweepConfig) -> None:
         raise PlanError("no such loads", seen=str(list(config.values)), wanted="numbers above 0")
     if config.kind == "concurrency" and any(value != round(value) for value in config.values):
         raise PlanError("no such numbers of sessions", seen=str(list(config.values)), wanted="whole numbers")
+    if not 0 <= config.begin < 1:
+        raise PlanError("no such place in a trace", seen=f"--begin {config.begin:g}", wanted="0 or more and below 1, e.g. 0.5")
     if config.max_s <= 0 or config.min_requests < 1:
         raise PlanError(
             "a point cannot last so", seen=f"--max-s {config.max_s:g}", wanted="more than 0, and requests to wait for"

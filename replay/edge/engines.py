@@ -75,6 +75,7 @@ _COUNTERS = {
     ),
 }
 COUNTERS, GAUGES = (*_COUNTERS, *GPU_COUNTERS), (*_GAUGES, *GPU_GAUGES)
+HITS = ("prefix_queries_tokens", "prefix_hits_tokens")
 _FRONT = "dynamo_frontend_"  # a router's own figures: they tell again what the engines behind it tell
 _INFO = "vllm:cache_config_info"
 _BLOCK, _BLOCKS, _TOKENS = "trtllm_kv_cache_tokens_per_block", "trtllm_kv_cache_max_blocks", "sglang:max_total_num_tokens"

@@ -64,6 +64,7 @@ def _as_one(found: Sequence[Target]) -> Target:
         kv_tokens=tuple(sizes),
         returns_token_ids=all(one.returns_token_ids for one in found),
         overhead_tokens=max(one.overhead_tokens for one in found),
+        pages=tuple(one.metrics_urls for one in found),
         metrics_urls=tuple(page for one in found for page in one.metrics_urls),
         kv_capacity_tokens=sum(known) if len(known) == len(sizes) else None,
         notes=[text if len(who) == len(found) else f"{', '.join(who)}: {text}" for text, who in said_by.items()],

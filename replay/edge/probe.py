@@ -37,6 +37,7 @@ class Target:
     block_tokens: int | None = None
     urls: tuple[str, ...] = ()  # of several servers of the same model, see fleet.py; none: `url` is the only one
     kv_tokens: tuple[int | None, ...] = ()  # of each of them
+    pages: tuple[tuple[str, ...], ...] = ()  # of each of them: its part of `metrics_urls`
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from replay.edge.engines import GAUGES, CounterBase, ServerState, joint, state_of, wanted_lines
+from replay.edge.engines import GAUGES, HITS, CounterBase, ServerState, joint, state_of, wanted_lines
 from replay.edge.nvml import NAME as NVML
 from replay.edge.nvml import Nvml
 
@@ -43,7 +43,7 @@ class Reading:
     """All servers at one moment. `values` by our names, counters since the start."""
 
     values: dict[str, float] = field(default_factory=dict)
-    servers: dict[str, dict[str, float]] = field(default_factory=dict)  # gauges by URL, if there are several
+    servers: dict[str, dict[str, float]] = field(default_factory=dict)  # gauges and HITS by URL, if there are several
     missing: list[str] = field(default_factory=list)  # URLs that gave nothing
     late: list[str] = field(default_factory=list)  # URLs that have not answered yet
 
@@ -91,6 +91,7 @@ class Scraper:
                 known.append(replace(self._seen[url], values=counters.last))
         several = {
             url: {name: state.values[name] for name in GAUGES if name in state.values}
+            | {name: self._counters[url].last[name] for name in HITS if name in state.values}
             for url, state in states.items()
             if state is not None and len(self._counters) > 1
         }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replay.judge.metrics import Facts
+from replay.judge.metrics import Facts, in_window
 from replay.judge.notes import HIT_RATE_GAP, SMALL_SAMPLE
 from replay.judge.summary import Note, Percentiles, Point
 from replay.outcome import Outcome
@@ -12,11 +12,13 @@ from replay.outcome import Outcome
 BASE_BLOCK_TOKENS = 16  # a cache that knows tokens finds so many more at most than one that knows blocks
 UNSHARED = 0.01
 AT_ONCE_SHARE = 0.5
+PART_OFF = 0.1  # of the whole trace's mean prompt
 SKEW, SKEW_MS = 5.0, 100.0
 
 
 def doubts(point: Point, facts: Facts, outcomes: Sequence[Outcome]) -> list[Note]:
     found = [_nothing_shared(point, facts), _warm_cache(point, outcomes), _burst(outcomes), _never_steady(point)]
+    found += [_part_differs(point, facts, outcomes)]
     found += [_skewed("TTFT", point.latency.ttft_schedule_ms), _skewed("TPOT", point.latency.tpot_ms)]
     return [one for one in found if one is not None]
 
@@ -75,6 +77,24 @@ def _never_steady(point: Point) -> Note | None:
         if is_growing
         else "its figures depend on when it ended",
         action="read only its throughput" if is_growing else "give it more time with --max-s",
+    )
+
+
+def _part_differs(point: Point, facts: Facts, outcomes: Sequence[Outcome]) -> Note | None:
+    """Sessions grow: the first requests of a trace are its lightest."""
+    played = [one.planned_input_tokens for one in in_window(outcomes, point.window_s)]
+    if not facts.trace_input_tokens or not played:
+        return None
+    mean = sum(played) / len(played)
+    off = mean / facts.trace_input_tokens - 1
+    if abs(off) <= PART_OFF:
+        return None
+    return Note(
+        kind="part_differs",
+        seen=f"the part of the trace that was played has prompts of {mean:,.0f} tokens on average, the whole trace "
+        f"{facts.trace_input_tokens:,.0f}: {abs(off):.0%} {'more' if off > 0 else 'fewer'}",
+        why="a server carries another load of such requests than of all of them",
+        action="play more of it with --min-requests and --max-s, or begin elsewhere with --begin",
     )
 
 

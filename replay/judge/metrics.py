@@ -24,6 +24,7 @@ class ServerFacts:
 
     url: str
     planned: int
+    metrics_urls: list[str] = field(default_factory=list)
     kv_capacity_tokens: int | None = None
     hit_rate_predicted: float | None = None
 
@@ -47,6 +48,7 @@ class Facts:
     window_s: tuple[float, float] | None = None  # a sweep measures where its points are steady; else see steady_window
     steady: Steadiness | None = None
     little: Little | None = None
+    trace_input_tokens: float | None = None  # a sweep plays a part of its trace: the mean prompt of all of it
     servers: list[ServerFacts] = field(default_factory=list)  # where there are several
 
 

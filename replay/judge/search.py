@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from replay.judge import metrics
 from replay.judge.summary import Little, Slo
@@ -14,7 +15,7 @@ from replay.outcome import Outcome
 
 Verdict = Literal["meets", "misses", "unsure"]
 BLOCKS = 10  # of time, in each run: requests near each other meet or miss together
-Z = 2.576  # each end of an interval is passed by chance in 0.5 %
+Z = 2.576  # each end of an interval is passed by chance in 0.5 %; at one of several looks at a load in less than 1 %
 LEAST_RUNS = 2  # at the ends of the bracket, with different seeds
 NOISE_RUNS = 3  # from so many on, runs are compared with each other
 LITTLE_OFF, LITTLE_LEAST = 0.1, 1.0  # of what Little's law gives; requests: less is noise of small numbers
@@ -49,6 +50,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_ms: float | None
     tpot_p99_ms: float | None
     little: list[Little]  # of each run
+    prompt_tokens: float | None = None  # mean, as planned
 
     @property
     def verdict(self) -> Verdict:
@@ -100,17 +102,19 @@ def tried(load: float, runs: Sequence[Run], limits: Sequence[Limit], attain: flo
     slos = [one.slo for one in limits]
     shares = [_share("all limits", attain, runs, slos)]
     shares += [_share(f"{one.slo.metric} <= {one.slo.limit_ms:g} ms", one.share, runs, [one.slo]) for one in limits]
-    latency = metrics.latency([one for run in runs for one in run.outcomes])
+    outcomes = [one for run in runs for one in run.outcomes]
+    latency = metrics.latency(outcomes)
     return Tried(
         load=load,
         runs=len(runs),
-        requests=sum(len(run.outcomes) for run in runs),
+        requests=len(outcomes),
         is_growing=2 * sum(run.is_growing for run in runs) > len(runs),
         client_limit=next((run.client_limit for run in runs if run.client_limit), None),
         shares=shares,
         ttft_p99_ms=latency.ttft_schedule_ms.p99 if latency.ttft_schedule_ms else None,
         tpot_p99_ms=latency.tpot_ms.p99 if latency.tpot_ms else None,
         little=[run.little for run in runs if run.little],
+        prompt_tokens=sum(one.planned_input_tokens for one in outcomes) / len(outcomes) if outcomes else None,
     )
 
 
@@ -120,12 +124,6 @@ def _off(little: Little) -> float:
 
 
 def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -> Share:
-    """Interval: the wider of that of a ratio over blocks of time (Cochran 1977, 6.4) and Wilson's, which knows that no miss in
-    n requests is not the same as none ever.
-
-    Blocks of a tenth, a fifth and half a run, and from three runs on the runs themselves: the scale with the largest variance
-    counts. Congestion lasts, so short blocks are not independent; and runs may differ as a whole (another tenant, a hot GPU).
-    """
     met, sent = np.zeros((len(runs), BLOCKS)), np.zeros((len(runs), BLOCKS))
     for number, run in enumerate(runs):
         start, end = run.window_s
@@ -135,19 +133,48 @@ def _share(name: str, wanted: float, runs: Sequence[Run], slos: Sequence[Slo]) -
             place = min(BLOCKS - 1, int((one.planned_ns / 1e9 - start) / max(end - start, 1e-9) * BLOCKS))
             sent[number, place] += 1
             met[number, place] += metrics.meets(one, slos)
-    n = float(sent.sum())
-    if n == 0:
+    if not sent.any():
         return Share(name=name, wanted=wanted, seen=0.0, low=0.0, high=1.0)
-    seen = float(met.sum()) / n
-    left = met - seen * sent
+    low, high = interval(met, sent)
+    return Share(name=name, wanted=wanted, seen=float(met.sum() / sent.sum()), low=low, high=high)
+
+
+def interval(met: NDArray[np.float64], sent: NDArray[np.float64]) -> tuple[float, float]:
+    """99 % interval of the share that is met, from counts [runs, BLOCKS].
+
+    Wilson's, of as many independent requests as tell as much as these do (Korn and Graubard 1998; Dean and Pagano 2015). Misses
+    come together, so n requests count as n / design effect: variance of the share over blocks of time (of a ratio, Cochran
+    1977, 6.4) / variance if all were independent. The share +- so many errors instead would not do: with a few clusters of
+    misses it is a skewed figure, whose error is seen too small just where few of them came by chance.
+
+    Blocks of a tenth, a fifth and half a run, and from three runs on the runs themselves: the scale with the largest variance
+    counts. Congestion lasts, so short blocks are not independent; and runs may differ as a whole (another tenant, a hot GPU).
+    """
+    n = float(sent.sum())
+    share = float(met.sum()) / n
+    left = met - share * sent
     parts = [left.reshape(-1, joined).sum(axis=1) for joined in (1, 2, BLOCKS // 2)]
-    parts += [left.sum(axis=1)] if len(runs) >= NOISE_RUNS else []
+    parts += [left.sum(axis=1)] if len(left) >= NOISE_RUNS else []
     variance = max(len(part) / (len(part) - 1) * float((part**2).sum()) for part in parts)
-    error = sqrt(variance) / n
-    middle = (seen + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z * sqrt(seen * (1 - seen) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-    low, high = min(seen - Z * error, middle - half), max(seen + Z * error, middle + half)
-    return Share(name=name, wanted=wanted, seen=seen, low=max(0.0, low), high=min(1.0, high))
+    independent = n * share * (1 - share)
+    low, high = _wilson(share, n / max(1.0, variance / independent) if independent > 0 else n, _student(left.size - 1))
+    return max(0.0, low), min(1.0, high)
+
+
+def _wilson(share: float, n: float, z: float) -> tuple[float, float]:
+    """Wilson 1927: all true shares from which the one seen is no more than z standard errors away."""
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return middle - half, middle + half
+
+
+def _student(freedom: int) -> float:
+    """Student's t where the normal has Z (Abramowitz and Stegun 26.7.5), to 0.1 % from 9 degrees of freedom on."""
+    z, v = Z, freedom
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / v + second / v**2 + third / v**3
 
 
 def next_load(

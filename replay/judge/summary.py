@@ -111,6 +111,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Percentiles | None  # schedule latency, of requests in the steady window
     hit_rate_predicted: float | None  # of a cache of its size that sees its requests only
     hit_rate_usage: float | None
+    hit_rate_metrics: float | None = None
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +148,7 @@ SUSPECT = (
     "output_tokens_differ",
     "hit_rates_differ",
     "metrics_missed",
+    "part_differs",
 )  # kinds of notes
 
 

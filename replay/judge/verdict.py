@@ -80,7 +80,7 @@ def judge_point(
         steady=facts.steady,
         little=facts.little,
         gpu=gpu(samples, window, output_tokens_per_s),
-        servers=servers(facts, outcomes, window),
+        servers=servers(facts, outcomes, samples, window),
         series=series(outcomes, samples, max(until_s, facts.planned_span_s) if is_whole else until_s, was_killed),
     )
     return msgspec.structs.replace(point, notes=[*limits, *_other_notes(point, facts, outcomes, samples)])

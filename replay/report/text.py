@@ -31,6 +31,11 @@ def print_summary(summary: Summary, console: Console) -> None:
     for start in range(0, len(summary.points), fit):
         console.print()
         console.print(_table(summary.points[start : start + fit], labels(summary.points)[start : start + fit]))
+    urls = next((tuple(server.url for server in one.servers) for one in summary.points if one.servers), ())
+    if urls:
+        console.print()
+    for number, url in enumerate(urls):
+        console.print(f"target {number}: {escape(printable(url))}", highlight=False)
     notes = grouped_notes(summary)
     if notes:
         console.print()
@@ -155,6 +160,7 @@ def _servers(points: Sequence[Point]) -> list[Section]:
             row("  TTFT p50 / p99, ms", number, lambda s: _pair(s.ttft_ms)),
             row("  hit rate, predicted", number, lambda s: _share(s.hit_rate_predicted)),
             row("  hit rate, usage", number, lambda s: _share(s.hit_rate_usage)),
+            row("  hit rate, server counters", number, lambda s: _share(s.hit_rate_metrics)),
         ]
 
     return [section(number) for number in range(max(len(p.servers) for p in points))]

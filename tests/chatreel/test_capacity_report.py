@@ -50,6 +50,17 @@ def found(bracket: Bracket, *tries: Tried, **changes: Any) -> Capacity:
     return msgspec.structs.replace(one, **changes)
 
 
+def test_runs_whose_prompts_are_not_those_of_the_trace_are_said() -> None:
+    tries = [tried(10.0, 0.997, prompt_tokens=850.0), tried(12.5, 0.95, prompt_tokens=1_040.0)]
+    one = found(Bracket(low=10.0, high=12.5, estimate=11.0), *tries, trace_prompt_tokens=1_000.0)
+
+    said = [line for line in lines(one, [], CONFIG) if "whole trace" in line]
+
+    assert said == [
+        "The runs at 10/s had prompts of 850 tokens on average, the whole trace 1,000: give more --requests or --repeats."
+    ]
+
+
 WHOLE = found(Bracket(low=10.0, high=12.5, estimate=11.0), tried(10.0, 0.997), tried(12.5, 0.95))
 
 

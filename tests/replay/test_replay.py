@@ -296,6 +296,7 @@ def test_each_of_several_targets_reports_the_hit_rate_predicted_for_its_share(tr
         assert one.completed == one.planned
         if one.planned:
             assert one.hit_rate_usage == pytest.approx(one.hit_rate_predicted, abs=0.03)
+            assert one.hit_rate_metrics == pytest.approx(one.hit_rate_usage, abs=0.001)
     assert point.cache.hit_rate_usage == pytest.approx(point.cache.hit_rate_predicted, abs=0.03)
     assert point.cache.hit_rate_metrics == pytest.approx(point.cache.hit_rate_usage, abs=0.001)
 

@@ -151,12 +151,64 @@ def test_a_live_server_is_swept_in_closed_loop(tmp_path: Path) -> None:
     assert not one.errors and not four.errors
 
 
+@pytest.mark.parametrize("kind", ["rate", "scale"])
+def test_a_point_that_begins_within_the_trace_plays_what_is_there_with_a_lead_in(tmp_path: Path, kind: str) -> None:
+    """A hundred sessions, one turn after the other: each turn carries 80 tokens more."""
+    rows: list[Request] = []
+    for i in range(2000):
+        session, turn = i % 100, i // 100
+        blocks = [session * 1000 + number for number in range(5 * (turn + 1))]
+        rows.append(
+            {"request_id": i, "session_id": session, "turn": turn, "parent_request_id": i - 100 if turn else None}
+            | {"think_ns": 10**9 if turn else None, "arrival_ns": i * 10**8, "input_tokens": 80 * (turn + 1), "output_tokens": 64}
+            | {"input_blocks": blocks}  # type: ignore[typeddict-item]
+        )
+    write_trace(tmp_path / "t.parquet", rows, Footer())
+    asked: dict[str, Any] = {"kind": kind, "values": (4.0,), "engine": "h100-llama3-8b", "min_requests": 60, "by": "time"}
+
+    def point(begin: float) -> Point:
+        run_dir = tmp_path / str(begin)
+        run_sweep(SweepConfig(trace=tmp_path / "t.parquet", run_dir=run_dir, begin=begin, **asked))
+        return judge_run(run_dir).points[0]
+
+    first, middle = point(0.0), point(0.4)
+
+    assert "part_differs" in {note.kind for note in first.notes} and first.standing == "suspect"
+    assert middle.input_tokens_per_s / middle.requests_per_s > 640 > first.input_tokens_per_s / first.requests_per_s
+    assert middle.window_s[0] > 0 and middle.cache.hit_rate_usage is not None and middle.cache.hit_rate_usage > 0.5
+
+
+@pytest.mark.parametrize("kind", ["concurrency", "rate"])
+def test_several_targets_are_swept_as_one_and_each_is_told_of(tmp_path: Path, kind: str) -> None:
+    trace = alike(tmp_path / "t.parquet", 200, 100, 12)
+    (tmp_path / "key").write_text("secret\n")
+
+    async def run() -> str:
+        async with serving(ServerConfig(port=0)) as first, serving(ServerConfig(port=0)) as second:
+            asked: dict[str, Any] = {"kind": kind, "values": (8.0,), "max_s": 1.5, "min_requests": 1000, "prompt_mode": "chat"}
+            targets: dict[str, Any] = {"target": first, "other_targets": (second,), "router": "rr"}
+            key = tmp_path / "key"
+            await sweep(SweepConfig(trace=trace, run_dir=tmp_path / "run", api_key_file=key, **asked | targets))
+            return f"{first}, {second}"
+
+    urls = asyncio.run(run())
+
+    manifest = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
+    (point,) = judge_run(tmp_path / "run").points
+    one, two = point.servers
+    assert manifest["target"] == urls and manifest["router"] == "rr" and manifest["prompt_mode"] == "chat"
+    assert "key" not in (tmp_path / "run" / "run.json").read_text()
+    assert abs(one.planned - two.planned) <= 1 and one.planned + two.planned == point.completed > 4
+    assert one.hit_rate_predicted is not None and one.hit_rate_predicted == pytest.approx(one.hit_rate_usage, abs=0.03)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"engine": None}, "either --target URL or --engine PRESET"),
         ({"values": (0.0,)}, "numbers above 0"),
         ({"values": (1.5,)}, "whole numbers"),
+        ({"begin": 1.0}, "below 1"),
         ({"engine": "h100-llama4"}, "h100-llama3-8b"),
     ],
 )

@@ -36,6 +36,7 @@ def test_nothing_to_say_of_a_clean_point(story):
         ({"facts": {"hit_rate_predicted_infinite": 0.55}}, "cache_warm"),
         ({"ttft_ms": lambda i: 50.0 + 5000.0 * (i % 60 == 0)}, "skewed"),
         ({"facts": {"steady": "growing"}}, "growing"),
+        ({"facts": {"trace_input_tokens": 1250.0}}, "part_differs"),
         ({"token_count_source": "chunks"}, "usage_missing"),
         ({"server": {"metrics_missing": ["http://b/metrics"]}}, "metrics_missed"),
         (

@@ -120,3 +120,22 @@ def test_littles_law_is_checked_in_every_run(kinds: Kinds, in_flight: float, obe
     run = Run(window_s=(0.0, 100.0), is_growing=False, outcomes=kinds[0][:10], little=little)
 
     assert tried(1.0, [run], LIMITS, WANTED).obeys_little is obeys
+
+
+def test_an_interval_of_few_clusters_of_misses_holds_the_true_share(kinds: Kinds) -> None:
+    """Most runs have no cluster and look better than the server is: neither end may be passed more often than now and then."""
+    rng = np.random.default_rng(0)
+    true = 1 - 0.06  # that share of the stretches of 10 requests misses whole
+    limits = [Limit(slo=LIMITS[0].slo, share=true)]
+    above = below = 0
+    for _ in range(120):
+        runs = []
+        for _ in range(2):
+            missed = np.repeat(rng.random(40) < 1 - true, 10)
+            outcomes = [kinds[is_missed][i] for i, is_missed in enumerate(missed.tolist())]
+            runs.append(Run(window_s=(0.0, 100.0), is_growing=False, outcomes=outcomes))
+        share = tried(1.0, runs, limits, true).shares[0]
+        above += share.low > true
+        below += share.high < true
+
+    assert above <= 3 and below <= 3

@@ -71,3 +71,16 @@ def test_gpus_have_rows_only_where_they_were_read(story):
 
     assert "memory bandwidth p50 / max" in text and "50.0% / 50.0%" in text
     assert "energy, J per output token" in text and "tensor cores" not in text
+
+
+def test_several_targets_are_told_apart(story, outcome):
+    urls = ["http://a:8000", "http://b:8000"]
+    scale = story.at(1, servers=[{"url": url, "planned": 30, "hit_rate_predicted": 0.6} for url in urls])
+    scale.requests(60, every_ms=100)
+    scale.outcomes = [outcome(i, planned_ms=i * 100.0, server=i % 2, cached=500 + 200 * (i % 2)) for i in range(60)]
+
+    text = printed(judge_run(story.write()))
+
+    assert [line.split()[-3:] for line in text.splitlines() if "target" in line and "answered" in line] == [["30", "/", "30"]] * 2
+    assert [line.split()[-1] for line in text.splitlines() if "  hit rate, usage" in line] == ["50.0%", "70.0%"]
+    assert "target 0: http://a:8000\ntarget 1: http://b:8000\n" in text
