@@ -133,7 +133,10 @@ class Fleet:
     def now_s(self) -> float:
         """When the next thing happens: an arrival, or the step of the engine that is furthest behind."""
         times = [engine.next_step_s for engine in self.engines if not engine.idle]
-        times += [queue[0][0] / NS for queue in (self.due, self.leaving) if queue]
+        if self.due:
+            times.append(self.due[0][0] / NS)
+        if self.leaving:
+            times.append(self.leaving[0][0] / NS)
         return min(times)
 
     def advance(self, until_s: float = 0.0) -> Iterator[Outcome | Sample]:
@@ -141,9 +144,9 @@ class Fleet:
         busy = [number for number, engine in enumerate(self.engines) if not engine.idle]
         behind = min(busy, key=lambda number: self.engines[number].next_step_s) if busy else None
         next_step_s = inf if behind is None else self.engines[behind].next_step_s
-        leaves_first = bool(self.leaving) and (not self.due or self.leaving[0] <= self.due[0])
-        if leaves_first and self.leaving[0][0] / NS <= next_step_s:
-            yield self._leave(self.may_leave[self.leaving[0][1]])
+        leaving = self.leaving
+        if leaving and (not self.due or leaving[0] <= self.due[0]) and leaving[0][0] / NS <= next_step_s:
+            yield self._leave(self.may_leave[leaving[0][1]])
         elif self.due and self.due[0][0] / NS <= next_step_s:
             arrival_ns, row = heapq.heappop(self.due)
             yield from self._arrive(arrival_ns - self.before_ns, row)
@@ -192,9 +195,10 @@ class Fleet:
 
         Another engine ends a request with its shortest answer at the soonest, in steps that last as long as the shortest.
         """
-        for queue in (self.due, self.leaving):
-            if queue:
-                until_s = min(until_s, queue[0][0] / NS)
+        if self.due:
+            until_s = min(until_s, self.due[0][0] / NS)
+        if self.leaving:
+            until_s = min(until_s, self.leaving[0][0] / NS)
         for other, engine in enumerate(self.engines):
             if other != number and not engine.idle:
                 left = min((len(one.answer) - one.answered for one in engine.waiting), default=inf)
