@@ -61,7 +61,7 @@ def _pairs(runs: tuple[Summary, Summary], paths: tuple[Path, Path]) -> list[Pair
 
 
 def _outcomes(run_dir: Path, point: Point) -> list[Outcome]:
-    return list(read_outcomes(run_dir, point.index)[0])
+    return read_outcomes(run_dir, point.index, with_chunks=False)[0]  # no figure needs chunks, nearly all of a run
 
 
 def _refuse_other_load(label: str, unlike: str | None, path: Path) -> None:

@@ -58,6 +58,7 @@ SERVE_METRICS = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Port of a page with the client's own series, on loopback.")
 ]
 ATTAIN = Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")]
+HANG_UP = Annotated[bool, typer.Option(help="On the server, where and when the recorded client did.")]
 BY = Annotated[By, typer.Option(help="users: more sharing groups. time: shorter gaps.")]
 
 

@@ -31,17 +31,18 @@ def replay_progress(console: Console) -> Iterator[Callable[[PointProgress], None
                 tasks[id(point)] = progress.add_task(f"{point.scale:g}x", total=point.planned, state="")
                 if not console.is_terminal:
                     console.print(f"{point.scale:g}x: {point.planned} requests", highlight=False)
-            progress.update(tasks[id(point)], completed=point.ended, state=_state(point))  # type: ignore[arg-type]
+            progress.update(tasks[id(point)], completed=point.counts.ended, state=_state(point))  # type: ignore[arg-type]
 
         yield show
 
 
 def _state(point: PointProgress) -> str:
-    parts = [f"{point.ended}/{point.planned} done, {point.in_flight} in flight"]
-    if point.errors:
-        parts.append(f"{point.errors} failed")
-    if point.prompt_tokens:
-        parts.append(f"hits {point.cached_tokens / point.prompt_tokens:.0%}")
+    counts = point.counts
+    parts = [f"{counts.ended}/{point.planned} done, {point.in_flight} in flight"]
+    if counts.errors:
+        parts.append(f"{counts.errors} failed")
+    if counts.prompt_tokens:
+        parts.append(f"hits {counts.cached_tokens / counts.prompt_tokens:.0%}")
     sample = point.last_sample
     if sample is not None and sample.kv_usage is not None:
         parts.append(f"KV {sample.kv_usage:.0%}")

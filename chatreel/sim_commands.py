@@ -13,6 +13,7 @@ from chatreel.options import (
     BY,
     CHUNKED_PREFILL,
     EVICTION,
+    HANG_UP,
     OFFLOAD_GB_PER_S,
     OFFLOAD_TOKENS,
     PROTECTED_TOKENS,
@@ -154,6 +155,7 @@ def predict(
     offload_tokens: OFFLOAD_TOKENS = 0,
     offload_gb_per_s: OFFLOAD_GB_PER_S = 25.0,
     chunked_prefill: CHUNKED_PREFILL = True,
+    hang_up: HANG_UP = True,
     slo: SLO = None,
     attain: ATTAIN = 0.99,
     open_loop: Annotated[
@@ -192,6 +194,7 @@ def predict(
         limit=limit,
         seed=seed,
         open_loop=open_loop,
+        hang_up=hang_up,
         kv_tokens=sizes[0],
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

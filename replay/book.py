@@ -10,6 +10,7 @@ import msgspec
 
 from replay.beside import beside
 from replay.edge.probe import Target
+from replay.errors import PlanError
 from replay.judge.summary import LoadBy
 from replay.plan.plan import Plan
 from replay.plan.predict import Prediction
@@ -102,6 +103,21 @@ def predicted_facts(prediction: Prediction | None) -> dict[str, Any]:
         "kv_capacity_tokens": prediction and prediction.kv_capacity_tokens,
         "answers_reused": prediction and prediction.answers_reused,
     }
+
+
+def read_run[Kind](run_dir: Path, kind: type[Kind]) -> Kind:
+    """run.json, as far as `kind` has it. Raises PlanError for a folder that is no run."""
+    path = run_dir / "run.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise PlanError(
+            "not a run folder", path=str(run_dir), wanted="run.json in it", next_step="Use the folder of a replay"
+        ) from error
+    except msgspec.DecodeError as error:  # ValidationError is one
+        raise PlanError(
+            "cannot be read", path=str(path), seen=str(error), wanted="what chatreel replay writes", next_step="Replay again"
+        ) from error
 
 
 def write_json(path: Path, value: object) -> None:

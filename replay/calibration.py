@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from replay.book import read_run
 from replay.errors import PlanError
 from replay.judge.metrics import Facts, tpot_ms
 from replay.outcome import Outcome, Sample
@@ -52,6 +53,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     dequantise: bool = True
     open_loop: bool = False
+    hang_up: bool = False  # where the recorded clients did
     kv_capacity_tokens: int | None = None
     block_tokens: int | None = None
     points: list[Facts]
@@ -98,7 +100,7 @@ def calibrate(
 
     Several runs: of one server.
     """
-    runs = [(run_dir, _facts(run_dir)) for run_dir in run_dirs]
+    runs = [(run_dir, read_run(run_dir, RunFacts)) for run_dir in run_dirs]
     _require_one_server(runs)
     facts = runs[0][1]
     measured_points = [
@@ -135,18 +137,6 @@ def calibrate(
     )
 
 
-def _facts(run_dir: Path) -> RunFacts:
-    path = run_dir / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RunFacts)
-    except OSError as error:
-        raise PlanError(
-            "not a run folder", path=str(run_dir), wanted="run.json in it", next_step="Use the folder of a replay"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise PlanError("cannot be read", path=str(path), seen=str(error), wanted="what chatreel replay writes") from error
-
-
 def _require_one_server(runs: Sequence[tuple[Path, RunFacts]]) -> None:
     said = [f"{run.model}, {run.kv_capacity_tokens} tokens of KV in blocks of {run.block_tokens}" for _, run in runs]
     for (path, _), one in zip(runs, said, strict=True):
@@ -174,7 +164,7 @@ def _point(run_dir: Path, run: RunFacts, facts: Facts, trace: Path | None, hold_
     answered = {one.request_id: one for one in outcomes if one.error_kind is None and one.first_token_ns is not None}
     span_s = float(plan.planned_ns[-1]) / 1e9
     held_back = [(span_s * first, span_s * end) for first, end in HELD_BACK[hold_back]]
-    return Point(plan=plan, outcomes=answered, held_back=held_back, label=f"{facts.scale:g}x {facts.by}")
+    return Point(plan=plan, outcomes=answered, held_back=held_back, hang_up=run.hang_up, label=f"{facts.scale:g}x {facts.by}")
 
 
 def _limits(

@@ -43,6 +43,7 @@ class PredictConfig:
     seed: int = 0
     dequantise: bool = True
     open_loop: bool = False
+    hang_up: bool = True  # where the recorded clients did
     model_config: Mapping[str, Any] | None = None  # a model's config.json; then `engine` is a GPU
     gpus_per_replica: int = 1
     dtype: Dtype | None = None  # of weights
@@ -69,8 +70,18 @@ def run_predict(config: PredictConfig) -> Path:
         prediction = predict(scaled, capacity, answers_reused=True)
         manifest["points"].append(point_facts(index, scale, config.by, point_seed, scaled, prediction))
         write_json(config.run_dir / "run.json", manifest)
-        fleet = None if config.split is None else SplitFleet(scaled, preset, config.split, config.router)
-        playing = play(scaled, preset, replicas=config.replicas, router=config.router, sample_s=SAMPLE_S, fleet=fleet)
+        fleet = None
+        if config.split is not None:
+            fleet = SplitFleet(scaled, preset, config.split, config.router, hang_up=config.hang_up)
+        playing = play(
+            scaled,
+            preset,
+            replicas=config.replicas,
+            router=config.router,
+            sample_s=SAMPLE_S,
+            fleet=fleet,
+            hang_up=config.hang_up,
+        )
         write_played(config.run_dir, index, playing)
     return config.run_dir
 
@@ -153,6 +164,7 @@ def _manifest(config: PredictConfig, preset: Preset, plan: Plan) -> dict[str, An
         "seed": config.seed,
         "by": config.by,
         **plan_options(config.limit, config.dequantise, config.open_loop),
+        "hang_up": config.hang_up,
         "simulated": True,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": ["simulated in virtual time: no server was asked", *_split_notes(config.split), *plan.notes],

@@ -8,6 +8,8 @@ from replay.outcome import Sample
 from replay.plan.predict import Prediction
 from replay.sharing import Counts
 
+SUMMED = ("sent", "ended", "errors", "prompt_tokens", "cached_tokens", "output_tokens")
+
 
 @dataclass(slots=True)
 class Progress:
@@ -16,32 +18,24 @@ class Progress:
     scale: float
     planned: int
     predicted_hit_rate: float | None
-    sent: int = 0
-    ended: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    late_ns_max: int = 0
+    counts: Counts = field(default_factory=Counts)  # of all shares, but their tallies
     tallies: list[Tally] = field(default_factory=list)  # of each share
     last_sample: Sample | None = None
     stop_reason: str | None = None
 
     @property
     def in_flight(self) -> int:
-        return self.sent - self.ended
+        return self.counts.sent - self.counts.ended
 
     def foretold(self, prediction: Prediction) -> None:
         self.predicted_hit_rate = prediction.at_capacity
 
     def update(self, shares: list[Counts]) -> None:
-        for name in ("sent", "ended", "errors", "prompt_tokens", "cached_tokens", "output_tokens"):
-            setattr(self, name, sum(getattr(one, name) for one in shares))
-        self.late_ns_max = max((one.late_ns_max for one in shares), default=0)
+        self.counts = Counts(**{name: sum(getattr(one, name) for one in shares) for name in SUMMED})
         self.tallies = [one.tally for one in shares]
 
     def openmetrics(self) -> str:
-        sample = self.last_sample
+        sample, counts = self.last_sample, self.counts
         gauges = {
             "planned_requests": self.planned,
             "requests_in_flight": self.in_flight,
@@ -50,12 +44,12 @@ class Progress:
             "client_loop_lag_seconds": (sample.client_loop_lag_ns or 0) / 1e9 if sample else None,
         }
         counters = {
-            "requests_sent": self.sent,
-            "requests_ended": self.ended,
-            "requests_failed": self.errors,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
+            "requests_sent": counts.sent,
+            "requests_ended": counts.ended,
+            "requests_failed": counts.errors,
+            "prompt_tokens": counts.prompt_tokens,
+            "cached_tokens": counts.cached_tokens,
+            "output_tokens": counts.output_tokens,
         }
         tally = joined(self.tallies)
         return render(f"{self.scale:g}", counters, gauges | {"client_is_late": int(is_late(tally))}, tally)

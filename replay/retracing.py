@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replay.book import read_run
 from replay.errors import PlanError
 from replay.judge.metrics import Facts
 from replay.outcome import Outcome
@@ -41,6 +42,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     dequantise: bool = True
     open_loop: bool = False
+    hang_up: bool = False  # where the recorded clients did
     sweep: dict[str, Any] | None = None
     points: list[Facts]
 
@@ -55,7 +57,7 @@ class Retraced:
 
 def retrace(run_dir: Path, out_path: Path, *, point: int | None = None, trace: Path | None = None) -> Retraced:
     """Write a point of a run folder as a trace; without `point`, its only one. Raises PlanError or TraceError."""
-    run = _run_facts(run_dir)
+    run = read_run(run_dir, RunFacts)
     facts = _chosen(run_dir, run.points, point)
     source = trace or Path(run.trace)
     if not source.exists():
@@ -72,18 +74,6 @@ def retrace(run_dir: Path, out_path: Path, *, point: int | None = None, trace: P
     written = write_trace(out_path, rows.rows(), _footer(run, facts, source, not_sent))
     label = f"{facts.scale:g} by {facts.by}"
     return Retraced(requests=written, failed=sum(one.error_kind is not None for one in outcomes), not_sent=not_sent, label=label)
-
-
-def _run_facts(run_dir: Path) -> RunFacts:
-    path = run_dir / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RunFacts)
-    except OSError as error:
-        raise PlanError(
-            "not a run folder", path=str(run_dir), wanted="run.json in it", next_step="Use the folder of a replay"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise PlanError("cannot be read", path=str(path), seen=str(error), wanted="what chatreel replay writes") from error
 
 
 def _chosen(run_dir: Path, points: Sequence[Facts], index: int | None) -> Facts:
@@ -194,7 +184,7 @@ class _Rows:
             "model": self.run.model,
             "endpoint": self.endpoint,
             "stream": True,
-            "max_tokens": one.planned_output_tokens,
+            "max_tokens": int((plan.asked_tokens if self.run.hang_up else plan.output_tokens)[row]),
             "input_tokens": input_tokens,
             "input_tokens_count_source": "usage" if one.input_tokens is not None else "generated",
             "output_tokens": one.output_tokens,
@@ -203,6 +193,7 @@ class _Rows:
             "input_blocks": input_blocks,
             "input_tail_id": self.ids[int(plan.tail_id[row])] if has_tail and plan.tail_id[row] >= 0 else None,
             "output_blocks": self._output_blocks(one),
+            "client_abort_ns": since(one.end_ns) if one.error_kind == "client_abort" else None,
             "finish_reason": one.finish_reason,
             "http_status": one.http_status,
             "error_kind": one.error_kind,

@@ -259,7 +259,7 @@ def _live(setting: Setting, config: ReplayConfig, link: Connected) -> Runner:
 
         def look(now: Progress) -> None:
             sample = now.last_sample
-            reason = watcher.see(sample.t_ns / 1e9, now.in_flight, now.ended) if sample is not None else None
+            reason = watcher.see(sample.t_ns / 1e9, now.in_flight, now.counts.ended) if sample is not None else None
             if reason is not None:
                 stop.set(reason)
 

@@ -63,7 +63,6 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    late_ns_max: int = 0
     tally: Tally = field(default_factory=Tally)
     stop_reason: str | None = None
     loop_lag_ns: int = 0  # worst delay of the event loop: a stalled loop stamps every token late
@@ -365,7 +364,6 @@ class Share:
         counts.cached_tokens += outcome.cached_tokens or 0
         counts.output_tokens += outcome.output_tokens or 0
         counts.tally.add(outcome)
-        counts.late_ns_max = max(counts.late_ns_max, (outcome.sent_ns or 0) - outcome.planned_ns)
 
     def _see_whether_gone(self, server: int, seen: Exchange) -> None:
         unreached = self.unreached[server] + 1 if seen.error_kind in ("connect", "connection_lost") else 0

@@ -37,6 +37,11 @@ class Blocks:
     def lengths_of(self, requests: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.offsets[requests + 1] - self.offsets[requests]
 
+    def span(self, start: int, end: int) -> "Blocks":
+        """The lists of requests `start` to `end` - 1; their ids are not copied."""
+        offsets = self.offsets[start : end + 1]
+        return Blocks(offsets=offsets - offsets[0], ids=self.ids[offsets[0] : offsets[-1]])
+
     def rows(self, requests: NDArray[np.int64]) -> "Blocks":
         """The lists of these requests, in this order."""
         lengths = self.lengths_of(requests)

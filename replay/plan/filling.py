@@ -124,8 +124,7 @@ def _rows(blocks: Blocks, rows: Ints) -> Blocks:
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 != len(rows) or (np.diff(rows) != 1).any():
         return blocks.rows(rows)
-    offsets = blocks.offsets[first : last + 2]
-    return Blocks(offsets=offsets - offsets[0], ids=blocks.ids[offsets[0] : offsets[-1]])
+    return blocks.span(first, last + 1)
 
 
 def _joined(first: Blocks, second: Blocks) -> Blocks:

@@ -7,7 +7,7 @@ import numpy as np
 
 from replay.plan.plan import Plan
 from replay.plan.scale import rows_of
-from tracer.analysis.reuse import HitCurve, engine_touches, hit_curve
+from tracer.analysis.reuse import HitCurve, engine_paths, hit_curve
 from tracer.blocks import Blocks
 
 
@@ -26,7 +26,7 @@ def plan_curve(plan: Plan, *, answers_reused: bool) -> HitCurve:
     """The LRU curve of a plan. Answers fill the cache in any case; later turns can hit them only if they are reused."""
     answers = plan.answer_blocks if answers_reused else Blocks.from_lists([()] * len(plan))
     return hit_curve(
-        engine_touches(
+        engine_paths(
             blocks=plan.blocks,
             block_tokens=plan.block_tokens,
             tail_id=plan.tail_id,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from replay.errors import PlanError
+from replay.book import read_run
 from replay.judge.headline import headline
 from replay.judge.knee import with_regimes
 from replay.judge.metrics import Facts
@@ -32,7 +32,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_run(run_dir: Path, slos: Sequence[Slo] = ()) -> Summary:
     """Judge every point of a run folder. Raises PlanError if it is none."""
-    manifest = _manifest(run_dir)
+    manifest = read_run(run_dir, Manifest)
     points, torn = [], 0
     for facts in manifest.points:
         outcomes, torn_outcomes = read_outcomes(run_dir, facts.index, with_chunks=False)
@@ -52,17 +52,3 @@ def judge_run(run_dir: Path, slos: Sequence[Slo] = ()) -> Summary:
         points=points,
         notes=[*map(plan_note, manifest.notes), *([torn_note(torn)] if torn else [])],
     )
-
-
-def _manifest(run_dir: Path) -> Manifest:
-    path = run_dir / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise PlanError(
-            "not a run folder", path=str(run_dir), wanted="run.json in it", next_step="Use the folder of a replay"
-        ) from error
-    except msgspec.DecodeError as error:  # ValidationError is one
-        raise PlanError(
-            "cannot be read", path=str(path), seen=str(error), wanted="what chatreel replay writes", next_step="Replay again"
-        ) from error

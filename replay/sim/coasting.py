@@ -33,7 +33,7 @@ class _Member:
 
 
 class Coaster:
-    """Runs an engine whose requests nobody else steps or aborts.
+    """Runs an engine that nobody else steps, and whose requests nobody else aborts.
 
     Between two calls `computed`, `known`, `last_token_s` and `token_steps` of running requests may lag behind.
     """
@@ -62,6 +62,10 @@ class Coaster:
         self._scatter()
         step = self.engine.step()
         return Stretch(ends_s=[step.end_s], tokens=len(step.tokens), finished=step.finished, seen=[])
+
+    def abort(self, request: Request) -> None:
+        self._scatter()
+        self.engine.abort(request)
 
     @property
     def steps_to_next_end(self) -> float:

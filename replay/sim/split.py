@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
@@ -22,7 +23,7 @@ from replay.sim.coasting import Coaster
 from replay.sim.dense import DenseCache
 from replay.sim.engine import Engine, Request
 from replay.sim.presets import Preset
-from replay.sim.virtual import NS, Fleet, InFlight, gaps_us, token_times_s
+from replay.sim.virtual import NS, Fleet, InFlight, token_times_s
 
 # One ConnectX-7 of 400 Gb/s for each GPU: NVIDIA DGX H100 data sheet (8 of them). NVLink of an H100 is 900 GB/s in both
 # directions together, so 3,600 Gb/s in one (H100 data sheet).
@@ -69,9 +70,11 @@ class DecodeEngine(Engine):
 class SplitFleet(Fleet):
     """Prefill engines first. A transfer that ends is due like an arrival, as row -1 - row."""
 
-    def __init__(self, plan: Plan, preset: Preset, split: Split, router: Router, stepwise: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, preset: Preset, split: Split, router: Router, stepwise: bool = False, *, hang_up: bool = False
+    ) -> None:
         check_split(split, preset)
-        super().__init__(plan, preset, split.prefill + split.decode, router, stepwise)
+        super().__init__(plan, preset, split.prefill + split.decode, router, stepwise, hang_up=hang_up)
         self.split = split
         self.preset = preset
         whole = replace(preset, chunked_prefill=True)  # decode engines get whole prompts, whatever their budget
@@ -86,24 +89,24 @@ class SplitFleet(Fleet):
 
     def _arrive(self, planned_ns: int, row: int) -> Iterator[Outcome]:
         if row < 0:
-            self._to_decode(self.sent.pop(-1 - row), (planned_ns + self.before_ns) / NS)
+            if -1 - row in self.sent:  # its client has not gone meanwhile
+                self._to_decode(self.sent.pop(-1 - row), (planned_ns + self.before_ns) / NS)
             return
-        input_tokens, output_tokens = int(self.plan.input_tokens[row]), int(self.plan.output_tokens[row])
         names = self.names.of(row)
-        refusal = self.prefill[0].refusal(input_tokens, output_tokens)
-        if refusal is not None:
-            self._then(row, planned_ns)
-            yield self._outcome(row, planned_ns, http_status=400, error_kind="http_status", error_text=refusal, end_ns=planned_ns)
+        if (outcome := self._unheard(self.prefill[0], row, planned_ns)) is not None:
+            yield outcome
             return
         read = cast("Sequence[int]", names if isinstance(self.engines[0].cache, DenseCache) else names.tolist())
-        request = Request(prompt=range(input_tokens), answer=range(1), arrival_s=(planned_ns + self.before_ns) / NS, names=read)
-        chosen = self.choose(self.prefill, request, int(self.plan.session_id[row]), self.arrived)
-        self.in_flight[id(request)] = InFlight(row=row, planned_ns=planned_ns, request=request, engine=chosen)
-        self.engines[chosen].submit(request)
-        self.arrived += 1
+        self._submit(self.prefill, row, planned_ns, range(1), read)
+
+    def _leave(self, one: InFlight) -> Outcome:
+        left = super()._leave(one)
+        self.sent.pop(one.row, None)
+        self.first_s.pop(one.row, None)
+        return left
 
     def _finished(self, one: InFlight) -> Iterator[Outcome]:
-        if one.engine >= self.split.prefill or int(self.plan.output_tokens[one.row]) == 1:
+        if one.engine >= self.split.prefill or int(self.asked_tokens[one.row]) == 1:
             yield self._ended(one)
             return
         request = one.request
@@ -121,7 +124,7 @@ class SplitFleet(Fleet):
         first_s, cached = self.first_s[one.row]
         request = Request(
             prompt=one.request.prompt,
-            answer=range(int(self.plan.output_tokens[one.row])),
+            answer=range(int(self.asked_tokens[one.row])),
             arrival_s=at_s,
             names=one.request.names,
             first_token_s=first_s,
@@ -137,11 +140,11 @@ class SplitFleet(Fleet):
         _, cached = self.first_s.pop(one.row, (0.0, one.request.cached_tokens))
         return msgspec.structs.replace(ended, cached_tokens=cached)
 
-    def _gaps_us(self, one: InFlight) -> list[int]:
+    def _times_s(self, one: InFlight) -> NDArray[np.float64]:
         times_s = token_times_s(one.request, self.ends_s[one.engine])
         if one.engine < self.split.prefill:
-            return gaps_us(times_s)
-        return gaps_us(np.concatenate([[self.first_s[one.row][0]], times_s]))
+            return times_s
+        return np.concatenate([[self.first_s[one.row][0]], times_s])
 
     def sample(self, at_s: float) -> Sample:
         """Queries and hits are those of prefill; what is on its way is in flight."""

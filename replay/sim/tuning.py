@@ -37,6 +37,7 @@ class Point:
     plan: Plan
     outcomes: dict[int, Outcome]  # answered ones, by number in the plan
     held_back: Spans  # what is due in these is not fitted
+    hang_up: bool = False  # where the recorded clients did
     label: str = ""  # of points that are one load, measured again
 
     def is_held_back(self, one: Outcome) -> bool:
@@ -57,7 +58,7 @@ def simulated(point: Point, engine: Preset, *, early: bool) -> list[Pair]:
     """Of requests that both answered; `early`: of the fitted part, and no further."""
     wanted = {number for number, one in point.outcomes.items() if not early or not point.is_held_back(one)}
     pairs = []
-    for one in play(point.plan, engine, replicas=1, router="rr", sample_s=1e9):
+    for one in play(point.plan, engine, replicas=1, router="rr", sample_s=1e9, hang_up=point.hang_up):
         if isinstance(one, Outcome) and one.request_id in wanted:
             wanted.discard(one.request_id)
             if one.error_kind is None:

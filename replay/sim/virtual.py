@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from replay.errors import PlanError
 from replay.outcome import Outcome, Sample
-from replay.plan.plan import Plan
+from replay.plan.plan import Ints, Plan
 from replay.plan.route import Router, longest_prefix, round_robin, sticky
 from replay.sim.coasting import Coaster, Stretch
 from replay.sim.dense import DenseCache
@@ -26,6 +26,8 @@ from replay.sim.eviction import is_plain
 from replay.sim.presets import Preset
 
 NS = 1_000_000_000
+HUNG_UP = "hung up, as the recorded client did"
+_NONE = np.empty(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class InFlight:
     planned_ns: int
     request: Request
     engine: int
+    leaves_ns: int | None = None  # its client hangs up then, if it is not done
 
 
 def play(
@@ -48,15 +51,17 @@ def play(
     at_once: int | None = None,
     is_over: Callable[[], bool] | None = None,
     fleet: "Fleet | None" = None,
+    hang_up: bool = False,
 ) -> Iterator[Outcome | Sample]:
     """Outcomes as they end and a sample of the engines' state every `sample_s` of virtual time, in order of time.
 
     The engine that is furthest behind steps first, so no answer comes before what led to it. `stepwise`: one step after
     the other and one block after the other, as the server does; the result is the same to the last bit. `engines`: used,
     step by step, instead of new ones. `at_once`: so many sessions are open, and the next one starts when one has ended.
-    Once `is_over`, nothing more arrives. `fleet`: instead of one of like replicas; see split.py.
+    Once `is_over`, nothing more arrives. `fleet`: instead of one of like replicas; see split.py. `hang_up`: clients go where the
+    recorded ones did.
     """
-    fleet = fleet or Fleet(plan, preset, replicas, router, stepwise, engines, at_once)
+    fleet = fleet or Fleet(plan, preset, replicas, router, stepwise, engines, at_once, hang_up=hang_up)
     fleet.sample_s = sample_s
     # Where the caller may end the load after any sample, no run of steps goes beyond one; nor where engines meet in it.
     fleet.goes_beyond_samples = is_over is None and replicas == 1 and engines is None
@@ -83,10 +88,14 @@ class Fleet:
         stepwise: bool = False,
         engines: list[Engine] | None = None,
         at_once: int | None = None,
+        *,
+        hang_up: bool = False,
     ) -> None:
         self.plan = plan
+        self.asked_tokens = plan.asked_tokens if hang_up else plan.output_tokens
+        self.patience_ns = plan.abort_ns if hang_up else np.full(len(plan), -1, dtype=np.int64)
         self.stepwise = stepwise or engines is not None
-        self.names = _Names(plan, preset.block_tokens)
+        self.names = _Names(plan, preset.block_tokens, self.asked_tokens)
         if engines is None:
             is_dense = is_plain(preset) and not stepwise
             caches = [DenseCache(preset.kv_blocks, self.names.total) if is_dense else None for _ in range(replicas)]
@@ -107,6 +116,8 @@ class Fleet:
         for row in np.flatnonzero(waits).tolist():
             self.after.setdefault(int(plan.parent[row]), []).append(row)
         self.in_flight: dict[int, InFlight] = {}  # by id of the engine's request
+        self.may_leave: dict[int, InFlight] = {}  # by row: whose clients would not wait for ever
+        self.leaving: list[tuple[int, int]] = []  # (when, row) of those, a heap; its first one is in flight
         self.generated = 0
         self.arrived = 0
         self.end_s = 0.0
@@ -116,7 +127,7 @@ class Fleet:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.due) or any(not engine.idle for engine in self.engines)
+        return bool(self.due or self.leaving) or any(not engine.idle for engine in self.engines)
 
     @property
     def now_s(self) -> float:
@@ -124,13 +135,19 @@ class Fleet:
         times = [engine.next_step_s for engine in self.engines if not engine.idle]
         if self.due:
             times.append(self.due[0][0] / NS)
+        if self.leaving:
+            times.append(self.leaving[0][0] / NS)
         return min(times)
 
     def advance(self, until_s: float = 0.0) -> Iterator[Outcome | Sample]:
-        """One arrival, one step, or a run of like steps that start before `until_s`."""
+        """One arrival, one client that hangs up, one step, or a run of like steps that start before `until_s`."""
         busy = [number for number, engine in enumerate(self.engines) if not engine.idle]
         behind = min(busy, key=lambda number: self.engines[number].next_step_s) if busy else None
-        if self.due and (behind is None or self.due[0][0] / NS <= self.engines[behind].next_step_s):
+        next_step_s = inf if behind is None else self.engines[behind].next_step_s
+        leaving = self.leaving
+        if leaving and (not self.due or leaving[0] <= self.due[0]) and leaving[0][0] / NS <= next_step_s:
+            yield self._leave(self.may_leave[leaving[0][1]])
+        elif self.due and self.due[0][0] / NS <= next_step_s:
             arrival_ns, row = heapq.heappop(self.due)
             yield from self._arrive(arrival_ns - self.before_ns, row)
         elif behind is not None:
@@ -152,7 +169,10 @@ class Fleet:
         self.generated += tokens
         self.end_s = max(self.end_s, engine.now_s)
         for request in finished:
-            yield from self._finished(self.in_flight.pop(id(request)))
+            one = self.in_flight[id(request)]
+            if one.leaves_ns is None or _ns(request.last_token_s) <= one.leaves_ns:
+                del self.in_flight[id(request)]
+                yield from self._finished(one)
 
     def _samples_within(self, stretch: Stretch, engine: Engine) -> Iterator[Sample]:
         """Of one engine alone: only its blocks in use and the tokens given change from step to step."""
@@ -177,6 +197,8 @@ class Fleet:
         """
         if self.due:
             until_s = min(until_s, self.due[0][0] / NS)
+        if self.leaving:
+            until_s = min(until_s, self.leaving[0][0] / NS)
         for other, engine in enumerate(self.engines):
             if other != number and not engine.idle:
                 left = min((len(one.answer) - one.answered for one in engine.waiting), default=inf)
@@ -185,50 +207,111 @@ class Fleet:
         return until_s
 
     def _arrive(self, planned_ns: int, row: int) -> Iterator[Outcome]:
-        input_tokens, output_tokens = int(self.plan.input_tokens[row]), int(self.plan.output_tokens[row])
-        refusal = self.engines[0].refusal(input_tokens, output_tokens)
         names = self.names.of(row)
-        if refusal is not None:
-            self._then(row, planned_ns)
-            yield self._outcome(row, planned_ns, http_status=400, error_kind="http_status", error_text=refusal, end_ns=planned_ns)
+        if (outcome := self._unheard(self.engines[0], row, planned_ns)) is not None:
+            yield outcome
             return
         read: Sequence[int] = array("q", names.tobytes()) if isinstance(self.engines[0].cache, DenseCache) else names.tolist()
+        self._submit(self.engines, row, planned_ns, range(int(self.asked_tokens[row])), read)
+
+    def _unheard(self, engine: Engine, row: int, planned_ns: int) -> Outcome | None:
+        """Of a request that does not come to an engine: its client has gone before that, or the server refuses it."""
+        patience_ns = int(self.patience_ns[row])
+        if 0 <= patience_ns < self.before_ns:
+            end_ns = planned_ns + patience_ns
+            self._then(row, end_ns)
+            return self._outcome(row, planned_ns, error_kind="client_abort", error_text=HUNG_UP, end_ns=end_ns)
+        refusal = engine.refusal(int(self.plan.input_tokens[row]), int(self.asked_tokens[row]))
+        if refusal is None:
+            return None
+        self._then(row, planned_ns)
+        return self._outcome(row, planned_ns, http_status=400, error_kind="http_status", error_text=refusal, end_ns=planned_ns)
+
+    def _submit(self, engines: list[Engine], row: int, planned_ns: int, answer: range, names: Sequence[int]) -> None:
         request = Request(
-            prompt=range(input_tokens), answer=range(output_tokens), arrival_s=(planned_ns + self.before_ns) / NS, names=read
+            prompt=range(int(self.plan.input_tokens[row])),
+            answer=answer,
+            arrival_s=(planned_ns + self.before_ns) / NS,
+            names=names,
         )
-        chosen = self.choose(self.engines, request, int(self.plan.session_id[row]), self.arrived)
-        self.in_flight[id(request)] = InFlight(row=row, planned_ns=planned_ns, request=request, engine=chosen)
+        chosen = self.choose(engines, request, int(self.plan.session_id[row]), self.arrived)
+        one = self.in_flight[id(request)] = InFlight(row=row, planned_ns=planned_ns, request=request, engine=chosen)
         self.engines[chosen].submit(request)
         self.arrived += 1
+        patience_ns = int(self.patience_ns[row])
+        if patience_ns >= 0:
+            one.leaves_ns = planned_ns + patience_ns
+            self.may_leave[row] = one
+            heapq.heappush(self.leaving, (one.leaves_ns, row))
+
+    def _leave(self, one: InFlight) -> Outcome:
+        """Its client hangs up: the engine drops it between two steps, as the server does. What came later was not seen."""
+        request, end_ns = one.request, one.leaves_ns
+        assert end_ns is not None
+        if self.coasters:
+            self.coasters[one.engine].abort(request)
+        else:
+            self.engines[one.engine].abort(request)
+        self.in_flight.pop(id(request), None)
+        self.end_s = max(self.end_s, end_ns / NS)
+        times_s = self._times_s(one)
+        times_s = times_s[np.rint(times_s * NS) <= end_ns]
+        self._then(one.row, end_ns)
+        self._forget(one)
+        return self._outcome(
+            one.row,
+            one.planned_ns,
+            end_ns=end_ns,
+            http_status=200,
+            error_kind="client_abort",
+            error_text=HUNG_UP,
+            answer_spliced=self._is_spliced(one.row),
+            **(self._seen(one, times_s) if len(times_s) else {}),
+        )
+
+    def _forget(self, one: InFlight) -> None:
+        """It is not in flight any more, so nobody can leave it."""
+        if self.may_leave.pop(one.row, None) is not None:
+            while self.leaving and self.leaving[0][1] not in self.may_leave:
+                heapq.heappop(self.leaving)
 
     def _finished(self, one: InFlight) -> Iterator[Outcome]:
         yield self._ended(one)
 
     def _ended(self, one: InFlight) -> Outcome:
-        request = one.request
-        assert request.first_token_s is not None and request.last_token_s is not None
-        end_ns = round(request.last_token_s * NS)
+        end_ns = _ns(one.request.last_token_s)
         self._then(one.row, end_ns)
+        self._forget(one)
         return self._outcome(
             one.row,
             one.planned_ns,
-            first_byte_ns=round(request.first_token_s * NS),
-            first_answer_ns=round(request.first_token_s * NS),
-            last_token_ns=end_ns,
             end_ns=end_ns,
-            input_tokens=len(request.prompt),
-            output_tokens=request.answered,
-            cached_tokens=request.cached_tokens,
-            token_count_source="usage",
-            chunk_gaps_us=self._gaps_us(one),
-            chunk_tokens=[1] * request.answered,
-            finish_reason=request.finish_reason,
+            cached_tokens=one.request.cached_tokens,
+            finish_reason=one.request.finish_reason,
             http_status=200,
-            answer_spliced=True if self.plan.parent[one.row] >= 0 else None,
+            answer_spliced=self._is_spliced(one.row),
+            **self._seen(one, self._times_s(one)),
         )
 
-    def _gaps_us(self, one: InFlight) -> list[int]:
-        return gaps_us(token_times_s(one.request, self.ends_s[one.engine]))
+    def _is_spliced(self, row: int) -> bool | None:
+        return True if self.plan.parent[row] >= 0 else None
+
+    def _seen(self, one: InFlight, times_s: NDArray[np.float64]) -> dict[str, object]:
+        """Of an outcome, what the tokens that came say."""
+        first_ns = _ns(times_s[0])
+        return {
+            "first_byte_ns": first_ns,
+            "first_answer_ns": first_ns,
+            "last_token_ns": _ns(times_s[-1]),
+            "input_tokens": len(one.request.prompt),
+            "output_tokens": len(times_s),
+            "token_count_source": "usage",
+            "chunk_gaps_us": _gaps_us(times_s),
+            "chunk_tokens": [1] * len(times_s),
+        }
+
+    def _times_s(self, one: InFlight) -> NDArray[np.float64]:
+        return token_times_s(one.request, self.ends_s[one.engine])
 
     def _then(self, row: int, end_ns: int) -> None:
         """The turns that waited for this one are due after their think time."""
@@ -279,7 +362,7 @@ class Fleet:
 class _Names:
     """Names of the KV blocks of requests, 0 .. `total` - 1: a trace block's id and the part of it; then those of its own."""
 
-    def __init__(self, plan: Plan, block_tokens: int) -> None:
+    def __init__(self, plan: Plan, block_tokens: int, answer_tokens: Ints) -> None:
         trace, engine = plan.block_tokens, block_tokens
         if trace % engine and engine % trace:
             raise PlanError(
@@ -289,7 +372,8 @@ class _Names:
         self.block_tokens = engine
         self._to_come = np.bincount(plan.parent[plan.parent >= 0], minlength=len(plan))  # turns that go on from a request
         self._paths: dict[int, NDArray[np.int64]] = {}  # of requests that a later turn goes on from
-        blocks = (plan.input_tokens + plan.output_tokens) // engine
+        self._tokens = plan.input_tokens + answer_tokens
+        blocks = self._tokens // engine
         of_trace = (plan.blocks.lengths + plan.answer_blocks.lengths) * trace // engine
         highest = max(int(plan.blocks.ids.max(initial=-1)), int(plan.answer_blocks.ids.max(initial=-1)))
         own = np.cumsum(np.concatenate([[0], np.maximum(blocks - of_trace, 0)]))
@@ -299,7 +383,7 @@ class _Names:
     def of(self, row: int) -> NDArray[np.int64]:
         """All full blocks of prompt and answer."""
         plan, size = self.plan, self.block_tokens
-        count = (int(plan.input_tokens[row]) + int(plan.output_tokens[row])) // size
+        count = int(self._tokens[row]) // size
         named = self._of_trace(np.concatenate([plan.blocks[row], plan.answer_blocks[row]]))[:count]
         first = self._first_own[row]
         names = np.concatenate([named, np.arange(first, first + count - len(named))])
@@ -324,10 +408,15 @@ class _Names:
 
 def token_times_s(request: Request, ends_s: "array[float]") -> NDArray[np.float64]:
     """Tokens came at the ends of these steps."""
-    return np.concatenate([np.frombuffer(ends_s[first : last + 1]) for first, last in request.token_steps])
+    return np.concatenate([_NONE, *(np.frombuffer(ends_s[first : last + 1]) for first, last in request.token_steps)])
 
 
-def gaps_us(times_s: NDArray[np.float64]) -> list[int]:
+def _ns(at_s: float | None) -> int:
+    assert at_s is not None
+    return round(at_s * NS)
+
+
+def _gaps_us(times_s: NDArray[np.float64]) -> list[int]:
     gaps: list[int] = np.rint(np.diff(times_s) * 1e6).astype(np.int64).tolist()
     return gaps
 

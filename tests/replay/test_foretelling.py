@@ -8,13 +8,15 @@ import pytest
 from replay.foretelling import PredictConfig, run_predict
 from replay.judge.summary import Summary
 from replay.report.reading import judge_run
+from replay.results import read_outcomes
 from replay.run import ReplayConfig, replay
 from replay.sim.server import ServerConfig, serving
 from tests.replay.test_replay import chats
-from tracer.schema import Footer
+from tracer.schema import Footer, Request
 from tracer.tracefile import write_trace
 
 PRESET, KV_TOKENS = "laptop-demo", 8192
+MS = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +84,40 @@ def test_more_replicas_wait_less(trace: Path, tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(trace: Path, tmp_path: Path, options: dict[str, object], words: str) -> None:
     with pytest.raises(Exception, match=words):
         predicted(trace, tmp_path / "run", **options)
+
+
+def test_hang_ups_are_those_of_a_replay_against_the_server(tmp_path: Path) -> None:
+    """Out of long answers, before the first token, and one that would have been done by then; a later turn waits for its end."""
+    rows: list[Request] = [
+        {"request_id": i, "arrival_ns": i * 40 * MS, "input_tokens": 300, "output_tokens": 12, "session_id": i, "turn": 0}
+        for i in range(6)
+    ]
+    rows[1] |= {"max_tokens": 900, "client_abort_ns": 700 * MS}
+    rows[2] |= {"output_tokens": None, "max_tokens": 900, "client_abort_ns": 1 * MS}
+    rows[4] |= {"max_tokens": 12, "client_abort_ns": 60_000 * MS}
+    more: Request = {"request_id": 6, "arrival_ns": 900 * MS, "input_tokens": 400, "output_tokens": 5, "think_ns": 30 * MS}
+    write_trace(tmp_path / "t.parquet", [*rows, {**more, "session_id": 1, "turn": 1}], Footer())
+
+    async def run() -> None:
+        async with serving(ServerConfig(preset=PRESET, port=0, kv_tokens=KV_TOKENS)) as url:
+            await replay(ReplayConfig(trace=tmp_path / "t.parquet", target=url, run_dir=tmp_path / "real", scales=(1.0,)))
+
+    asyncio.run(run())
+    summary = predicted(tmp_path / "t.parquet", tmp_path / "sim", scales=(1.0,))
+    real, sim = (sorted(read_outcomes(tmp_path / name, 0)[0], key=lambda one: one.request_id) for name in ("real", "sim"))
+
+    assert [one.error_kind for one in sim] == [one.error_kind for one in real]
+    assert [one.error_kind for one in sim].count("client_abort") == 2
+    for one, other in zip(real, sim, strict=True):
+        assert (one.error_text, one.cached_tokens, one.finish_reason) == (
+            other.error_text,
+            other.cached_tokens,
+            other.finish_reason,
+        )
+        assert (one.input_tokens, one.token_count_source) == (other.input_tokens, other.token_count_source)
+        assert (other.output_tokens or 0) == pytest.approx(one.output_tokens or 0, rel=0.2, abs=2)
+    assert 20 < (sim[1].output_tokens or 0) < 900
+    assert sim[1].end_ns == sim[1].planned_ns + 700 * MS and sim[6].planned_ns == sim[1].end_ns + 30 * MS
+    assert (summary.points[0].hung_up, summary.points[0].errors) == (2, {})
+    patient = predicted(tmp_path / "t.parquet", tmp_path / "patient", scales=(1.0,), hang_up=False)
+    assert (patient.points[0].hung_up, patient.points[0].completed) == (0, 7)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from replay.errors import PlanError
+from replay.foretelling import PredictConfig, run_predict
+from replay.outcome import Outcome
 from replay.results import read_outcomes, write_outcomes
 from replay.retracing import retrace
 from replay.run import ReplayConfig, replay
@@ -147,3 +149,26 @@ def test_another_trace_is_refused(folder: Path, tmp_path: Path) -> None:
 
     with pytest.raises(PlanError, match="not the trace of the run"):
         retrace(folder / "run", tmp_path / "x.parquet", point=0, trace=tmp_path / "other.parquet")
+
+
+def test_hang_ups_of_a_run_are_hang_ups_of_its_trace(tmp_path: Path) -> None:
+    rows: list[Request] = [
+        {"request_id": i, "arrival_ns": i * 10**8, "input_tokens": 200, "output_tokens": 20, "max_tokens": 20} for i in range(4)
+    ]
+    rows[1] |= {"max_tokens": 900, "client_abort_ns": 3 * 10**8}
+    rows[2] |= {"output_tokens": None, "max_tokens": 900, "client_abort_ns": 10**6}
+    write_trace(tmp_path / "source.parquet", rows, Footer())
+
+    def predicted(trace: str) -> list[Outcome]:
+        run_predict(PredictConfig(trace=tmp_path / trace, run_dir=tmp_path / f"run-{trace}", scales=(1.0,)))
+        return sorted(read_outcomes(tmp_path / f"run-{trace}", 0)[0], key=lambda one: one.request_id)
+
+    first = predicted("source.parquet")
+    retrace(tmp_path / "run-source.parquet", tmp_path / "again.parquet")
+    second = predicted("again.parquet")
+
+    table = read_table(tmp_path / "again.parquet")
+    assert table["client_abort_ns"].to_pylist() == [None, 3 * 10**8, 10**6, None]
+    assert table["max_tokens"].to_pylist() == [20, 900, 900, 20]
+    assert [one.error_kind for one in second] == [None, "client_abort", "client_abort", None]
+    assert [(one.end_ns, one.output_tokens) for one in second] == [(one.end_ns, one.output_tokens) for one in first]

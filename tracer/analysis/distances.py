@@ -8,7 +8,9 @@ their units, less the units that one of them had touched before within that span
 the earlier one has the later predecessor, summed for all runs together in log2(requests) passes.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,10 @@ from numpy.typing import NDArray
 from tracer.blocks import Blocks
 
 Ints = NDArray[np.int64]
+# Requests' blocks and the units of each reference, piece by piece in order of time; asked for anew for each look at them, so
+# that no copy as large as the trace is needed.
+Pieces = Callable[[], Iterable[tuple[Blocks, Ints]]]
+PIECE_REFERENCES = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +41,8 @@ class ReuseSegments:
 class _Runs:
     """All [runs], in the order of the references."""
 
+    first_block: NDArray[np.int32]
     request: Ints
-    predecessor: Ints  # request that touched the run last before this one; -1: none
     units: Ints
     depth: Ints  # units above it in the path
     is_first: NDArray[np.bool_]  # of its request
@@ -44,23 +50,29 @@ class _Runs:
 
 def reuse_segments(blocks: Blocks, units: Ints, lookup_units: Ints) -> ReuseSegments:
     """Ids must be chained, units positive and constant for an id; requests in order of arrival."""
-    runs = _runs(blocks, units)
-    fresh = runs.predecessor < 0
+    return segments_of(lambda: [(blocks, units)], int(blocks.ids.max(initial=-1)) + 1, lookup_units)
+
+
+def segments_of(pieces: Pieces, names: int, lookup_units: Ints) -> ReuseSegments:
+    """`reuse_segments` of requests that are given piece by piece, with ids below `names`."""
+    runs, predecessor = _runs_of(pieces, names)
+    fresh = predecessor < 0
     begins = runs.is_first.copy()
-    begins[1:] |= runs.predecessor[1:] != runs.predecessor[:-1]
+    begins[1:] |= predecessor[1:] != predecessor[:-1]
     starts = np.flatnonzero(begins)
     width = np.add.reduceat(runs.units, starts) if len(starts) else starts
     known = ~fresh[starts]
     starts, width = starts[known], width[known]
-    request, predecessor, depth = runs.request[starts], runs.predecessor[starts], runs.depth[starts]
+    request, predecessor, depth = runs.request[starts], predecessor[starts], runs.depth[starts]
 
-    touched = np.zeros(len(blocks) + 1, dtype=np.int64)  # units of all requests before
+    requests = len(lookup_units)
+    touched = np.zeros(requests + 1, dtype=np.int64)  # units of all requests before
     np.add.at(touched, runs.request + 1, runs.units)
     np.cumsum(touched, out=touched)
     again = _heavier_before(predecessor, width) - depth  # less the request's own upper part, more recent throughout
     distance = touched[request] - touched[predecessor + 1] - again
 
-    seen = np.zeros(len(blocks), dtype=np.int64)
+    seen = np.zeros(requests, dtype=np.int64)
     np.maximum.at(seen, request, depth + width)
     looked_up = depth < lookup_units[request]
     return ReuseSegments(
@@ -74,16 +86,33 @@ def reuse_segments(blocks: Blocks, units: Ints, lookup_units: Ints) -> ReuseSegm
     )
 
 
-def _runs(blocks: Blocks, units: Ints) -> _Runs:
+def spans(offsets: Ints) -> list[tuple[int, int]]:
+    """First request and the one after the last of pieces of about `PIECE_REFERENCES` references each; at least one piece."""
+    cuts = np.searchsorted(offsets[:-1], np.arange(0, int(offsets[-1]), PIECE_REFERENCES))
+    return list(pairwise(np.unique([0, *cuts, len(offsets) - 1]).tolist())) or [(0, 0)]
+
+
+def _runs_of(pieces: Pieces, names: int) -> tuple[_Runs, Ints]:
+    """All runs, and the request that touched each of them last before; -1: none."""
+    visits = np.zeros(names, dtype=np.int32)
+    for blocks, _ in pieces():
+        np.add.at(visits, blocks.ids, np.int32(1))  # of its own type: else many times slower
+    parts, request = [], 0
+    for blocks, units in pieces():
+        parts.append(_runs(blocks, units, visits, request))
+        request += len(blocks)
+    joined = {name: np.concatenate([getattr(one, name) for one in parts]) for name in _Runs.__dataclass_fields__}
+    runs = _Runs(**joined)
+    return runs, _last_request(runs.first_block, visits, runs.request)
+
+
+def _runs(blocks: Blocks, units: Ints, visits: NDArray[np.int32], first_request: int) -> _Runs:
     ids, lengths = blocks.ids, blocks.lengths
-    visits = np.bincount(ids).astype(np.int32)
     of_reference = visits[ids]
     begins = np.empty(len(ids), dtype=bool)
     np.not_equal(of_reference[1:], of_reference[:-1], out=begins[1:])
-    del of_reference  # as large as the trace
     begins[blocks.offsets[:-1][lengths > 0]] = True
     starts = np.flatnonzero(begins)
-    del begins
     at = np.searchsorted(starts, blocks.offsets)
     request = np.repeat(np.arange(len(blocks)), np.diff(at))
     width = np.add.reduceat(units, starts, dtype=np.int64) if len(starts) else starts
@@ -92,8 +121,8 @@ def _runs(blocks: Blocks, units: Ints) -> _Runs:
     is_first = np.zeros(len(starts), dtype=bool)
     is_first[at[:-1][lengths > 0]] = True
     return _Runs(
-        request=request,
-        predecessor=_last_request(ids[starts], visits, request),
+        first_block=ids[starts],
+        request=first_request + request,
         units=width,
         depth=above[:-1] - above[at[:-1]][request],
         is_first=is_first,

@@ -6,14 +6,15 @@ C units holds exactly the leading run with distance <= C (Mattson et al., "Evalu
 hierarchies", 1970). vLLM frees blocks tail first for the same reason.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tracer.analysis.distances import reuse_segments
+from tracer.analysis.distances import segments_of, spans
 from tracer.blocks import Blocks
 from tracer.errors import TraceError
 from tracer.schema import Footer
@@ -24,15 +25,38 @@ Ints = NDArray[np.int64]
 ENGINE_BLOCK_TOKENS = 16  # vLLM's default page
 
 
+class Touched(Protocol):
+    """What a prefix cache sees, request by request. Columns: [requests]."""
+
+    @property
+    def lookup_units(self) -> Ints: ...
+    @property
+    def prompt_tokens(self) -> Ints: ...
+    @property
+    def unit_tokens(self) -> int: ...
+    @property
+    def names(self) -> int: ...  # no id is as large
+    def pieces(self) -> Iterator[tuple[Blocks, Ints]]: ...  # paths and units of their references, in order of time
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touches:
-    """What a prefix cache sees, request by request. Shapes: units [references]; the other columns [requests]."""
+    """What a prefix cache sees, all at once. Shapes: units [references]; the other columns [requests]."""
 
     blocks: Blocks  # prompt blocks, (tail), then answer blocks: one chained path
     units: Ints  # cache units that a reference occupies; 0 is allowed; always the same for one id
     lookup_units: Ints  # leading units that are looked up; the rest of the path is only inserted
     prompt_tokens: Ints  # denominator of hit rates
     unit_tokens: int
+
+    @property
+    def names(self) -> int:
+        return 1 + int(self.blocks.ids.max(initial=-1))
+
+    def pieces(self) -> Iterator[tuple[Blocks, Ints]]:
+        offsets = self.blocks.offsets
+        for start, end in spans(offsets):
+            yield self.blocks.span(start, end), self.units[offsets[start] : offsets[end]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +107,19 @@ class HitCurve:
         return [(size, self.hit_rate_at(size)) for size in sorted({round(float(one)) for one in sizes})]
 
 
-def hit_curve(touches: Touches) -> HitCurve:
-    """One pass over all references; cost follows prefix-tree branches, not blocks."""
-    blocks, units = _occupying(touches.blocks, touches.units)
-    require_chained(blocks)
-    found = reuse_segments(blocks, units, touches.lookup_units)
+def hit_curve(touched: Touched) -> HitCurve:
+    """A few looks at all references; cost follows prefix-tree branches, not blocks."""
+
+    def pieces() -> Iterator[tuple[Blocks, Ints]]:
+        return (_occupying(*piece) for piece in touched.pieces())
+
+    _require_chained(lambda: (blocks for blocks, _ in pieces()), touched.names)
+    found = segments_of(pieces, touched.names, touched.lookup_units)
     capacities, hits, slopes = _piecewise(found.distances, found.counts)
     return HitCurve(
-        unit_tokens=touches.unit_tokens,
-        prompt_tokens=int(touches.prompt_tokens.sum()),
-        references=int(touches.lookup_units.sum()),
+        unit_tokens=touched.unit_tokens,
+        prompt_tokens=int(touched.prompt_tokens.sum()),
+        references=int(touched.lookup_units.sum()),
         unique=found.unique,
         request_hits=found.request_hits,
         capacities=capacities,
@@ -103,21 +130,31 @@ def hit_curve(touches: Touches) -> HitCurve:
 
 def require_chained(blocks: Blocks) -> None:
     """Raise `TraceError` if an id has two predecessors: then it does not stand for one prefix."""
-    if not len(blocks.ids):
-        return
+    _require_chained(lambda: (blocks.span(*one) for one in spans(blocks.offsets)), 1 + int(blocks.ids.max(initial=-1)))
+
+
+def _require_chained(pieces: Callable[[], Iterable[Blocks]], names: int) -> None:
+    predecessor = np.empty(names, dtype=np.int32)
+    for blocks in pieces():
+        predecessor[blocks.ids] = _before(blocks)
+    for blocks in pieces():
+        before, known = _before(blocks), predecessor[blocks.ids]
+        wrong = np.flatnonzero(known != before)
+        if len(wrong):
+            raise TraceError(
+                "block ids are not chained, so they do not name prefixes",
+                seen=f"block {blocks.ids[wrong[0]]} after {before[wrong[0]]} and after {known[wrong[0]]}",
+                wanted="one predecessor for each id",
+                next_step="Import the trace again, or give each block an id that depends on all blocks before it",
+            )
+
+
+def _before(blocks: Blocks) -> NDArray[np.int32]:
+    """[references], the id before each one in its path; -1: it is the first."""
     before = np.empty_like(blocks.ids)
     before[1:] = blocks.ids[:-1]
     before[blocks.offsets[:-1][blocks.lengths > 0]] = -1
-    predecessor = np.empty(int(blocks.ids.max()) + 1, dtype=np.int32)
-    predecessor[blocks.ids] = before
-    wrong = np.flatnonzero(predecessor[blocks.ids] != before)
-    if len(wrong):
-        raise TraceError(
-            "block ids are not chained, so they do not name prefixes",
-            seen=f"block {blocks.ids[wrong[0]]} after {before[wrong[0]]} and after {predecessor[blocks.ids[wrong[0]]]}",
-            wanted="one predecessor for each id",
-            next_step="Import the trace again, or give each block an id that depends on all blocks before it",
-        )
+    return before
 
 
 def touches_as_in_source(table: pa.Table, footer: Footer) -> Touches:
@@ -151,6 +188,29 @@ def touches_as_engine(table: pa.Table, footer: Footer, unit_tokens: int = ENGINE
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePaths:
+    """The parts of the paths that an engine sees, put together a piece at a time: whole, they take many times more memory."""
+
+    parts: tuple[Blocks, ...]
+    widths: tuple[Ints, ...]  # units of each part's references
+    lookup_units: Ints
+    prompt_tokens: Ints
+    unit_tokens: int
+    names: int
+
+    def pieces(self) -> Iterator[tuple[Blocks, Ints]]:
+        lengths = sum(part.lengths for part in self.parts)
+        for start, end in spans(np.concatenate([[0], np.cumsum(lengths)])):
+            yield self.span(start, end)
+
+    def span(self, start: int, end: int) -> tuple[Blocks, Ints]:
+        parts = tuple(part.span(start, end) for part in self.parts)
+        widths = (width[part.offsets[start] : part.offsets[end]] for part, width in zip(self.parts, self.widths, strict=True))
+        path = concatenate(*parts)
+        return path, _interleave(path.offsets, parts, tuple(widths))
+
+
 def engine_touches(
     *,
     blocks: Blocks,
@@ -162,6 +222,34 @@ def engine_touches(
     answer_blocks: Blocks,
     unit_tokens: int = ENGINE_BLOCK_TOKENS,
 ) -> Touches:
+    """`engine_paths`, whole."""
+    paths = engine_paths(
+        blocks=blocks,
+        block_tokens=block_tokens,
+        tail_id=tail_id,
+        tail_tokens=tail_tokens,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        answer_blocks=answer_blocks,
+        unit_tokens=unit_tokens,
+    )
+    path, units = paths.span(0, len(blocks))
+    return Touches(
+        blocks=path, units=units, lookup_units=paths.lookup_units, prompt_tokens=paths.prompt_tokens, unit_tokens=unit_tokens
+    )
+
+
+def engine_paths(
+    *,
+    blocks: Blocks,
+    block_tokens: int,
+    tail_id: Ints,
+    tail_tokens: Ints,
+    input_tokens: Ints,
+    output_tokens: Ints,
+    answer_blocks: Blocks,
+    unit_tokens: int = ENGINE_BLOCK_TOKENS,
+) -> EnginePaths:
     """What an engine with `unit_tokens` pages sees: only full pages, and the last prompt token is always recomputed.
 
     -1 in `tail_id` means none. A prompt of n tokens looks up (n - 1) // unit pages; prompt and answer together occupy
@@ -178,26 +266,26 @@ def engine_touches(
             seen=f"{block_tokens} tokens a block, {unit_tokens} a page",
             wanted="one to be a multiple of the other",
         )
+    of_block = block_tokens // unit_tokens
     tails = one_each(tail_id, (tail_id >= 0) & (tail_tokens >= unit_tokens) & (answer_blocks.lengths == 0))
-    known = (blocks.lengths + answer_blocks.lengths) * (block_tokens // unit_tokens)
-    known += tails.lengths * (tail_tokens // unit_tokens)
+    tail_units = (tail_tokens // unit_tokens)[tails.lengths > 0]
+    known = (blocks.lengths + answer_blocks.lengths) * of_block
+    known[tails.lengths > 0] += tail_units
     private = np.maximum((input_tokens + output_tokens) // unit_tokens - known, 0)
     first_free = 1 + max(int(part.ids.max(initial=-1)) for part in (blocks, tails, answer_blocks))
     names = np.arange(first_free, first_free + len(private), dtype=np.int64)
-    parts = (blocks, tails, answer_blocks, one_each(names, private > 0))
-    widths = (
-        np.full(len(blocks.ids), block_tokens // unit_tokens, dtype=np.int64),
-        (tail_tokens // unit_tokens)[tails.lengths > 0],
-        np.full(len(answer_blocks.ids), block_tokens // unit_tokens, dtype=np.int64),
-        private[private > 0],
-    )
-    path = concatenate(*parts)
-    return Touches(
-        blocks=path,
-        units=_same_width(path, _interleave(path.offsets, parts, widths)),
+    return EnginePaths(
+        parts=(blocks, tails, answer_blocks, one_each(names, private > 0)),
+        widths=(
+            np.broadcast_to(np.int64(of_block), len(blocks.ids)),
+            _same_width(tails.ids, tail_units, (blocks, answer_blocks), of_block, first_free),
+            np.broadcast_to(np.int64(of_block), len(answer_blocks.ids)),
+            private[private > 0],
+        ),
         lookup_units=np.maximum(input_tokens - 1, 0) // unit_tokens,
         prompt_tokens=input_tokens,
         unit_tokens=unit_tokens,
+        names=first_free + len(private),
     )
 
 
@@ -233,13 +321,15 @@ def _interleave(offsets: Ints, parts: tuple[Blocks, ...], values: tuple[NDArray[
     return merged
 
 
-def _same_width(path: Blocks, units: Ints) -> Ints:
-    """One width per id, the largest seen: a damaged source may give one id to tails of different lengths."""
-    if not len(path.ids):
+def _same_width(tails: NDArray[np.int32], units: Ints, others: tuple[Blocks, ...], of_block: int, names: int) -> Ints:
+    """One width per id, the largest: a damaged source may give one id to tails of different lengths, or to a block too."""
+    if not len(tails):
         return units
-    width = np.zeros(int(path.ids.max()) + 1, dtype=np.int64)
-    np.maximum.at(width, path.ids, units)
-    return width[path.ids]
+    width = np.zeros(names, dtype=np.int32)
+    np.maximum.at(width, tails, units.astype(np.int32))
+    for blocks in others:
+        width[blocks.ids] = of_block  # a tail is shorter
+    return width[tails].astype(np.int64)
 
 
 def _coarsened(blocks: Blocks, answers: Blocks, block_tokens: int, unit_tokens: int) -> tuple[Blocks, Blocks]:

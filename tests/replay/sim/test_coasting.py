@@ -12,27 +12,30 @@ from replay.sim.coasting import Coaster
 from replay.sim.engine import Engine, Request
 from replay.sim.presets import preset_named
 from replay.sim.virtual import play
-from tests.replay.sim.test_virtual_play import SMALL, chats, plan_of
+from tests.replay.sim.test_virtual_play import SMALL, chats, impatient, plan_of
+
+LOADS = st.fixed_dictionaries(
+    {
+        "sessions": st.integers(1, 8),
+        "turns": st.integers(1, 3),
+        "new": st.integers(1, 200),
+        "output": st.integers(1, 80),
+        "gap_s": st.sampled_from([0.0, 0.01, 0.05, 2.0]),
+    }
+)
+LIMITS = st.fixed_dictionaries(
+    {
+        "kv_tokens": st.integers(40, 200).map(lambda blocks: blocks * 16),
+        "max_num_seqs": st.integers(1, 12),
+        "max_num_batched_tokens": st.integers(8, 600),
+        "block_tokens": st.sampled_from([1, 8, 16, 32]),
+    }
+)
 
 
 @given(
-    load=st.fixed_dictionaries(
-        {
-            "sessions": st.integers(1, 8),
-            "turns": st.integers(1, 3),
-            "new": st.integers(1, 200),
-            "output": st.integers(1, 80),
-            "gap_s": st.sampled_from([0.0, 0.01, 0.05, 2.0]),
-        }
-    ),
-    limits=st.fixed_dictionaries(
-        {
-            "kv_tokens": st.integers(40, 200).map(lambda blocks: blocks * 16),
-            "max_num_seqs": st.integers(1, 12),
-            "max_num_batched_tokens": st.integers(8, 600),
-            "block_tokens": st.sampled_from([1, 8, 16, 32]),
-        }
-    ),
+    load=LOADS,
+    limits=LIMITS,
     replicas=st.integers(1, 3),
     router=st.sampled_from(["prefix", "sticky", "rr"]),
 )
@@ -56,6 +59,26 @@ def test_conversations_end_alike(load: dict[str, Any], limits: dict[str, Any], r
     at_once = list(play(chats(**load), preset, **options))
 
     assert at_once == list(play(chats(**load), preset, **options, stepwise=True))
+
+
+@given(
+    load=LOADS,
+    limits=LIMITS,
+    replicas=st.integers(1, 2),
+    every=st.integers(1, 3),
+    patience_ms=st.sampled_from([0, 5, 50, 400, 3000]),
+    asked_more=st.sampled_from([0, 30]),
+)
+@settings(max_examples=60, deadline=None)
+def test_hang_ups_come_between_the_same_steps(
+    load: dict[str, Any], limits: dict[str, Any], replicas: int, every: int, patience_ms: int, asked_more: int
+) -> None:
+    options: dict[str, Any] = {"replicas": replicas, "router": "prefix", "sample_s": 0.05, "hang_up": True}
+    plan, preset = impatient(chats(**load), every, patience_ms * 1_000_000, asked_more), replace(SMALL, **limits)
+
+    at_once = list(play(plan, preset, **options))
+
+    assert at_once == list(play(plan, preset, **options, stepwise=True))
 
 
 @given(

@@ -15,7 +15,7 @@ from replay.sim.engines import measured
 from replay.sim.presets import Preset, StepCosts, preset_named
 from replay.sim.split import Split, SplitFleet
 from replay.sim.virtual import play
-from tests.replay.sim.test_virtual_play import SMALL, chats, plan_of
+from tests.replay.sim.test_virtual_play import SMALL, chats, impatient, plan_of
 
 
 def apart(plan: Plan, split: Split, preset: Preset = SMALL, **options: Any) -> tuple[list[Outcome], list[Sample], SplitFleet]:
@@ -52,6 +52,34 @@ def test_no_request_no_token_and_no_block_is_lost_on_either_side(
     assert last.generation_tokens == sum(one.output_tokens or 0 for one in done)
     assert last.prefix_queries_tokens == sum(one.input_tokens or 0 for one in done)
     assert last.prefix_hits_tokens == sum(one.cached_tokens or 0 for one in done)
+
+
+@given(
+    sessions=st.integers(1, 10),
+    new=st.integers(1, 300),
+    output=st.integers(1, 40),
+    gap_s=st.sampled_from([0.0, 0.05, 2.0]),
+    every=st.integers(1, 2),
+    patience_ms=st.sampled_from([0, 5, 50, 200, 1000]),
+    link_gbps=st.sampled_from([0.05, 400.0]),
+)
+@settings(max_examples=40, deadline=None)
+def test_hang_ups_lose_nothing_on_either_side_nor_on_the_way(
+    sessions: int, new: int, output: int, gap_s: float, every: int, patience_ms: int, link_gbps: float
+) -> None:
+    plan = impatient(chats(sessions, 3, new, output, gap_s), every, patience_ms * 1_000_000, 20)
+    split = Split(prefill=1, decode=2, link_gbps=link_gbps)
+
+    outcomes, _, fleet = apart(plan, split, hang_up=True)
+    one_by_one, _, _ = apart(plan, split, hang_up=True, stepwise=True)
+
+    assert outcomes == one_by_one
+    assert sorted(one.request_id for one in outcomes) == list(range(len(plan)))
+    assert all(engine.cache.free == engine.cache.total and engine.idle for engine in fleet.engines)
+    assert (fleet.in_flight, fleet.sent, fleet.first_s, fleet.may_leave, fleet.leaving) == ({}, {}, {}, {}, [])
+    assert all(len(one.chunk_gaps_us) == max((one.output_tokens or 0) - 1, 0) for one in outcomes)
+    left = [one for one in outcomes if one.error_kind is not None]
+    assert all(one.end_ns == one.planned_ns + int(plan.abort_ns[one.request_id]) for one in left)
 
 
 @pytest.mark.parametrize("link_gbps", [1.0, 400.0, 1e12])

@@ -94,6 +94,74 @@ def test_every_block_is_free_again_at_the_end() -> None:
     assert fleet.names._paths == {} and fleet.in_flight == {} and fleet.after == {}
 
 
+def impatient(plan: Plan, every: int, patience_ns: int, asked_more: int) -> Plan:
+    """Every so many requests its client goes away after a while, out of answers that would have been longer."""
+    leaves = np.arange(len(plan)) % every == 0
+    return replace(
+        plan,
+        abort_ns=np.where(leaves, patience_ns * (1 + np.arange(len(plan)) % 3), -1),
+        asked_tokens=np.where(leaves, plan.output_tokens + asked_more, plan.output_tokens),
+    )
+
+
+@given(
+    sessions=st.integers(1, 10),
+    turns=st.integers(1, 3),
+    new=st.integers(1, 300),
+    output=st.integers(1, 60),
+    gap_s=st.sampled_from([0.0, 0.05, 2.0]),
+    every=st.integers(1, 3),
+    patience_ms=st.sampled_from([0, 1, 30, 200, 1000, 60_000]),
+    asked_more=st.sampled_from([0, 1, 40]),
+    replicas=st.integers(1, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_hang_ups_lose_no_request_and_no_block(
+    sessions: int, turns: int, new: int, output: int, gap_s: float, every: int, patience_ms: int, asked_more: int, replicas: int
+) -> None:
+    plan = impatient(chats(sessions, turns, new, output, gap_s), every, patience_ms * 1_000_000, asked_more)
+    fleet = Fleet(plan, SMALL, replicas, "rr", hang_up=True)
+
+    outcomes, samples = played(plan, replicas=replicas, fleet=fleet)
+
+    assert sorted(one.request_id for one in outcomes) == list(range(len(plan)))
+    assert all(engine.cache.free == engine.cache.total and engine.idle for engine in fleet.engines)
+    assert (fleet.in_flight, fleet.may_leave, fleet.leaving, fleet.names._paths) == ({}, {}, [], {})
+    assert {one.error_kind for one in outcomes} <= {None, "client_abort"}
+    for one in outcomes:
+        patience_ns = int(plan.abort_ns[one.request_id])
+        assert one.end_ns is not None and one.sent_ns is not None
+        if one.error_kind is None:
+            assert one.output_tokens == plan.asked_tokens[one.request_id]
+            assert patience_ns < 0 or one.end_ns <= one.sent_ns + patience_ns
+        else:
+            assert one.end_ns == one.sent_ns + patience_ns >= (one.last_token_ns or 0)
+        assert len(one.chunk_gaps_us) == max((one.output_tokens or 0) - 1, 0)
+    end_of = {(one.session_id, one.turn): one.end_ns or 0 for one in outcomes}
+    for one in outcomes:
+        assert not one.turn or one.planned_ns == end_of[one.session_id, one.turn - 1] + 2_000_000_000
+    assert [sample.t_ns for sample in samples] == sorted(sample.t_ns for sample in samples)
+    assert samples[-1].generation_tokens is not None
+    assert samples[-1].generation_tokens >= sum(one.output_tokens or 0 for one in outcomes)
+
+
+def test_who_hangs_up_gets_what_came_until_then_and_frees_the_engine() -> None:
+    plan = plan_of([{"arrival_ns": 0, "input_tokens": 100, "output_tokens": 500}] * 2)
+    (patient, _), _ = played(plan)
+    assert patient.first_token_ns is not None and patient.last_token_ns is not None
+    middle_ns = (patient.first_token_ns + patient.last_token_ns) // 2
+
+    outcomes, samples = played(impatient(plan, 2, middle_ns, 0), hang_up=True)
+
+    left, stays = outcomes
+    assert (left.error_kind, left.http_status, left.finish_reason, left.cached_tokens) == ("client_abort", 200, None, None)
+    assert (left.end_ns, left.input_tokens, left.chunk_tokens) == (middle_ns, 100, [1] * (left.output_tokens or 0))
+    assert left.chunk_gaps_us == patient.chunk_gaps_us[: len(left.chunk_gaps_us)] and 100 < len(left.chunk_gaps_us) < 400
+    assert (stays.error_kind, stays.output_tokens) == (None, 500)
+    assert stays.last_token_ns is not None and stays.last_token_ns < patient.last_token_ns  # alone in the batch from then on
+    assert [one.error_kind for one in played(impatient(plan, 2, middle_ns, 0))[0]] == [None, None]
+
+
 def test_later_turns_wait_for_the_answer_and_think() -> None:
     outcomes, _ = played(chats(3, 4))
     end_of = {(one.session_id, one.turn): one.end_ns for one in outcomes}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.analysis.reuse import Touches, engine_touches, hit_curve
+from tracer.analysis import distances
+from tracer.analysis.reuse import Touches, engine_paths, engine_touches, hit_curve, require_chained
 from tracer.blocks import Blocks, DenseIds
 from tracer.errors import TraceError
 
@@ -75,6 +76,48 @@ def test_the_curve_equals_a_direct_lru_simulation_at_every_size(seen: Touches) -
 
     assert [curve.hits_at(size) for size in sizes] == [lru_hits(seen, size) for size in sizes]
     assert curve.hits_infinite == int(curve.request_hits.sum()) == lru_hits(seen, 10**9)
+
+
+@given(touches(), st.integers(1, 12))
+@settings(max_examples=80, deadline=None)
+def test_the_curve_is_the_same_however_the_references_are_cut_into_pieces(seen: Touches, references: int) -> None:
+    whole = hit_curve(seen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distances, "PIECE_REFERENCES", references)
+        cut = hit_curve(seen)
+
+    assert cut.request_hits.tolist() == whole.request_hits.tolist()
+    assert [cut.hits_at(size) for size in range(whole.unique + 2)] == [whole.hits_at(size) for size in range(whole.unique + 2)]
+    assert cut.unique == whole.unique
+
+
+def test_ids_with_two_predecessors_in_different_pieces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distances, "PIECE_REFERENCES", 1)
+
+    with pytest.raises(TraceError, match="block 1 after 0 and after 2"):
+        require_chained(Blocks.from_lists([[0, 1], [], [2, 1]]))
+
+
+def test_paths_put_together_piece_by_piece_are_those_put_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {
+        "blocks": Blocks.from_lists([[0], [0, 1], [], [2], [0]]),
+        "block_tokens": 64,
+        "tail_id": np.array([5, -1, 6, 5, 5]),
+        "tail_tokens": np.array([40, 0, 63, 20, 16]),  # one id, three lengths: a damaged source
+        "input_tokens": np.array([104, 128, 63, 84, 80]),
+        "output_tokens": np.array([60, 10, 100, 300, 1]),
+        "answer_blocks": Blocks.from_lists([[], [3, 4], [], [], []]),
+    }
+    whole = engine_touches(**columns)
+    monkeypatch.setattr(distances, "PIECE_REFERENCES", 2)
+
+    pieces = list(engine_paths(**columns).pieces())
+
+    assert len(pieces) > 2
+    assert [path.tolist() for blocks, _ in pieces for path in blocks] == [path.tolist() for path in whole.blocks]
+    assert np.concatenate([units for _, units in pieces]).tolist() == whole.units.tolist()
+    assert whole.units[whole.blocks.ids == 5].tolist() == [2, 2, 2]
 
 
 @given(touches(), st.floats(0.01, 1.0))
