@@ -1,4 +1,4 @@
-"""A shard of a replay on a host that is led from another one: what it can be asked. All calls return at once."""
+"""A shard of a replay on a host that is led from another one: what it can be asked. Calls return soon."""
 
 import asyncio
 import contextlib
@@ -23,6 +23,7 @@ from tracer.errors import TraceError
 Phase = Literal["reading", "ready", "sending", "ended", "failed"]
 COUNTS = ("planned", "sent", "ended", "errors", "prompt_tokens", "cached_tokens", "output_tokens")
 SOON_NS = 1_000_000_000
+CLOSING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Node:
     """The replay runs in a thread of its own, so that calls are answered meanwhile."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="chatreel-node-")
+        self._folder = tempfile.TemporaryDirectory(prefix="chatreel-node-", ignore_cleanup_errors=True)
         self._place = Path(self._folder.name)
         self._run_dir = self._place / "run"
         self._phase: Phase = "reading"
@@ -47,6 +48,8 @@ class Node:
         self._stop = Stop()
         self._start: Future[int] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+        self._is_over = False
 
     def now_ns(self) -> int:
         return time.time_ns()
@@ -64,7 +67,8 @@ class Node:
 
     def begin(self, config: ReplayConfig) -> None:
         own = replace(config, run_dir=self._run_dir, agree=self._agree)
-        Thread(target=self._run, args=(own,), name="chatreel-replay", daemon=True).start()
+        self._thread = Thread(target=self._run, args=(own,), name="chatreel-replay", daemon=True)
+        self._thread.start()
 
     def start(self, at_ns: int) -> None:
         """When the point that it is ready for starts, on this host's wall clock."""
@@ -92,6 +96,11 @@ class Node:
             return file.read(size)
 
     def close(self) -> None:
+        """Whatever it is at; what it has measured is removed."""
+        self._is_over = True
+        self._start.cancel()
+        if self._thread is not None:
+            self._thread.join(CLOSING_S)
         self._folder.cleanup()
 
     async def _agree(self, point: int) -> int:
@@ -102,6 +111,8 @@ class Node:
             point,
             "ready",
         )  # the phase last: now `start` may come
+        if self._is_over:
+            raise asyncio.CancelledError
         at_ns = await asyncio.wrap_future(self._start)
         self._phase = "sending"
         return at_ns

@@ -154,26 +154,23 @@ def _kept(lead: _Lead, path: Path) -> dict[int, str]:
 def _conduct(lead: _Lead, config: ReplayConfig, on_progress: OnProgress) -> None:
     """Gives each start when all are ready for it, until all have ended."""
     total: Progress | None = None
+    counts: dict[int, Sequence[int]] = {}  # of the nodes at this point; one that is at the next already has no more of them
     while True:
         states: dict[int, State] = lead.ask("state")
         _complain(lead, states)
+        at = len(lead.starts) - 1
+        counts |= {number: one.counts for number, one in states.items() if one.point == at and one.counts is not None}
+        if total is not None and len(counts) == len(lead.crew.names):
+            for name, values in zip(COUNTS, zip(*counts.values(), strict=True), strict=True):
+                setattr(total, name, sum(values))
+            on_progress(total)
         phases = {one.phase for one in states.values()}
         if phases <= {"ended", "failed"}:
             return
         if phases == {"ready"} and lead.stopping is None:
-            total = Progress(scale=config.scales[len(lead.starts)], planned=0, predicted_hit_rate=None)
+            total, counts = Progress(scale=config.scales[at + 1], planned=0, predicted_hit_rate=None), {}
             _start(lead)
-        elif total is not None:
-            _show(total, [one for one in states.values() if one.point == len(lead.starts) - 1], on_progress)
         time.sleep(LOOK_S)
-
-
-def _show(total: Progress, states: Sequence[State], on_progress: OnProgress) -> None:
-    counts = [one.counts for one in states if one.counts is not None]
-    if len(counts) == len(states) > 0:
-        for at, name in enumerate(COUNTS):
-            setattr(total, name, sum(one[at] for one in counts))
-        on_progress(total)
 
 
 def _complain(lead: _Lead, states: Mapping[int, State]) -> None:
@@ -239,11 +236,9 @@ def _amend(lead: _Lead, number: int, folder: Path, config: ReplayConfig, failure
     manifest = msgspec.json.decode((folder / "run.json").read_bytes())
     manifest["trace"] = str(config.trace)
     for index, (point, at_ns) in enumerate(zip(manifest["points"], lead.starts, strict=False)):
-        point["shard"] |= {
-            "start_unix_ns": at_ns,
-            "node": lead.crew.names[number],
-            "clock_offset": lead.clocks[index].get(number),
-        }
+        before, after = (lead.clocks[at].get(number) for at in (index, index + 1))
+        point["shard"] |= {"start_unix_ns": at_ns, "node": lead.crew.names[number]}
+        point["shard"] |= {"clock_offset": before, "clock_offset_after": after}
         point["stopped"] = point["stopped"] or (failure if index == len(lead.starts) - 1 else None)
     write_json(folder / "run.json", manifest)
 
@@ -251,8 +246,7 @@ def _amend(lead: _Lead, number: int, folder: Path, config: ReplayConfig, failure
 def _note(lead: _Lead, run_dir: Path) -> None:
     manifest = msgspec.json.decode((run_dir / "run.json").read_bytes())
     names = lead.crew.names
-    before, after = ({names[number]: one for number, one in lead.clocks[at].items()} for at in (0, -1))
-    manifest["notes"] += clock_notes(before, after)
+    manifest["notes"] += clock_notes([{names[number]: one for number, one in each.items()} for each in lead.clocks])
     write_json(run_dir / "run.json", manifest)
 
 

@@ -33,21 +33,27 @@ def offset_words(offset: Offset) -> str:
     return f"{offset.ms:+.3f} ms, give or take {offset.error_ms:.3f} ms"
 
 
-def clock_notes(before: Mapping[str, Offset], after: Mapping[str, Offset]) -> list[str]:
-    """What a reader must know of the hosts' clocks: always how exact the common start is, and what is wrong with it."""
-    if not before:
+def clock_notes(readings: Sequence[Mapping[str, Offset]]) -> list[str]:
+    """What a reader must know of the hosts' clocks, by host: compared before each start, and once more after the end."""
+    starts, after = readings[:-1], readings[-1] if readings else {}
+    known = {name: one for start in starts for name, one in start.items()}
+    if not known:
         return []
-    worst = max(one.error_ms for one in before.values())
-    furthest = max((one.ms for one in before.values()), key=abs)
-    notes = [f"{len(before)} hosts started together to {worst:.3g} ms; a clock that is {furthest:+.3g} ms off was allowed for"]
-    for name, offset in before.items():
+    for start in starts:
+        known |= {name: one for name, one in start.items() if one.error_ms > known[name].error_ms}
+    worst = max(one.error_ms for one in known.values())
+    furthest = max((one.ms for one in known.values()), key=abs)
+    notes = [
+        f"{len(known)} hosts started together to {worst:.3g} ms; the clock that is off most, {furthest:+.3g} ms, was allowed for"
+    ]
+    for name, offset in known.items():
         if offset.error_ms > UNSURE_MS:
             notes.append(
-                f"{name}: its clock is known to {offset.error_ms:.3g} ms only: its requests may be that much early or late"
+                f"{name}: its clock is known to {offset.error_ms:.3g} ms only: all it sent may be that much early or late"
             )
         if abs(offset.ms) > APART_MS:
             notes.append(f"{name}: its clock is {offset.ms:+.3g} ms off, which was allowed for; keep clocks true by NTP")
         then = after.get(name)
         if then is not None and abs(then.ms - offset.ms) > offset.error_ms + then.error_ms + UNSURE_MS:
-            notes.append(f"{name}: its clock went from {offset.ms:+.3g} to {then.ms:+.3g} ms off between start and end")
+            notes.append(f"{name}: its clock went from {offset.ms:+.3g} to {then.ms:+.3g} ms off while it sent")
     return notes
