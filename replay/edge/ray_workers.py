@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -45,10 +45,7 @@ def _ray() -> Any:
 
 
 def _crew(ray: Any, count: int | None, cpus: int) -> Crew:
-    nodes = [one for one in ray.nodes() if one["Alive"] and one["Resources"].get("CPU", 0) >= cpus]
-    if not nodes:
-        raise PlanError("no node can send", seen=f"no living node with {cpus} CPUs", next_step="Lower --workers or add nodes")
-    chosen = [nodes[number % len(nodes)] for number in range(count or len(nodes))]
+    chosen = places(ray.nodes(), count, cpus)
     on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     remote = ray.remote(Node)
     actors = [
@@ -63,6 +60,22 @@ def _crew(ray: Any, count: int | None, cpus: int) -> Crew:
         return future
 
     return Crew(names=names, call=call, shared=ray.put)
+
+
+def places(nodes: Sequence[dict[str, Any]], count: int | None, cpus: int) -> list[dict[str, Any]]:
+    """The node of each shard: in turn, each as often as its CPUs allow. None: every node that can, once. Raises PlanError."""
+    living = [one for one in nodes if one["Alive"]]
+    room = [int(one["Resources"].get("CPU", 0) // cpus) for one in living]
+    turns = [one for turn in range(max(room, default=0)) for one, times in zip(living, room, strict=True) if times > turn]
+    wanted = sum(times > 0 for times in room) if count is None else count
+    if not 0 < wanted <= len(turns):
+        raise PlanError(
+            "the cluster has no room for the shards",
+            seen=f"room for {len(turns)} on {len(living)} living nodes",
+            wanted=f"room for {max(wanted, 1)} of {cpus} CPUs each, one a process of --workers",
+            next_step="Lower --ray-workers or --workers, or add nodes",
+        )
+    return turns[:wanted]
 
 
 def _names(chosen: list[dict[str, Any]]) -> list[str]:
