@@ -87,6 +87,10 @@ def replay(
     start_at: Annotated[
         str | None, typer.Option(help="When to start: 2026-01-31T09:30:00Z, or seconds since 1970. Keep clocks true by NTP.")
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="A Ray cluster (auto, HOST:PORT or ray://HOST:10001) whose nodes send it, a shard each.")
+    ] = None,
+    ray_workers: Annotated[int | None, typer.Option(min=1, help="Shards over its nodes.", show_default="one a node")] = None,
     seed: SEED = 0,
 ) -> None:
     """Send a trace at several scales, on an exact schedule, and judge what the server did."""
@@ -123,7 +127,7 @@ def replay(
         start_at_ns=parse_start(start_at),
     )
     slos = parse_slos(slo or [])
-    raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err))
+    raise typer.Exit(run_and_report(config, slos, attain if slos else None, out, err, ray, ray_workers))
 
 
 def gather(

@@ -18,6 +18,7 @@ from replay.grid import Setting, needed, run_grid
 from replay.judge.summary import Slo
 from replay.judge.verdict import EXIT_SLO_MISSED, exit_code
 from replay.plan.share import WHOLE, Shard
+from replay.progress import OnProgress
 from replay.report.json import write_json
 from replay.report.reading import judge_run
 from replay.report.text import print_summary
@@ -72,7 +73,15 @@ def parse_start(text: str | None) -> int | None:
     return round(found.timestamp() * 1e9)
 
 
-def run_and_report(config: ReplayConfig, slos: Sequence[Slo], attain: float | None, out: Console, err: Console) -> int:
+def run_and_report(
+    config: ReplayConfig,
+    slos: Sequence[Slo],
+    attain: float | None,
+    out: Console,
+    err: Console,
+    ray: str | None = None,
+    ray_workers: int | None = None,
+) -> int:
     """Returns the exit code: 0 ok, 1 cut short, 3 the client was the limit, 4 an SLO was missed."""
     if (config.run_dir / "run.json").exists():
         raise PlanError("there is a run here already", path=str(config.run_dir), next_step="Choose another --out")
@@ -80,8 +89,20 @@ def run_and_report(config: ReplayConfig, slos: Sequence[Slo], attain: float | No
     if config.start_at_ns is not None:
         _say_start(config.start_at_ns, err)
     with replay_progress(err) as show:
-        run_replay(config, show)
+        if ray is None:
+            run_replay(config, show)
+        else:
+            _run_on_ray(config, ray, ray_workers, err, show)
     return write_reports(config.run_dir, slos, attain, out, err)
+
+
+def _run_on_ray(config: ReplayConfig, address: str, shards: int | None, err: Console, show: OnProgress) -> None:
+    from replay.edge.ray_workers import ray_crew  # where Ray is not asked for, nothing of it is loaded
+    from replay.nodes import check_led, replay_on
+
+    check_led(config)
+    with ray_crew(address, shards, config.workers) as crew:
+        replay_on(crew, config, lambda line: err.print(line, highlight=False, soft_wrap=True), show)
 
 
 def _say_start(start_at_ns: int, err: Console) -> None:

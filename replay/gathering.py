@@ -1,7 +1,7 @@
 """Run folders of several hosts, each with its shard of one plan, joined into one run folder like that of a single host."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,35 @@ OF_SHARD = ("count", "plan_digest", "start_unix_ns")
 STALE_NS = 1_000_000_000  # an older sample of a host says nothing of it any more
 
 
-def gather(folders: Sequence[Path], run_dir: Path) -> list[str]:
-    """Returns what to say. Raises PlanError unless the folders are all shards of one plan with one start."""
+def gather(folders: Sequence[Path], run_dir: Path, lost: Mapping[int, str] | None = None) -> list[str]:
+    """Returns what to say. Raises PlanError unless the folders are all shards of one plan with one start.
+
+    `lost`: why there is no folder of a shard; the run is then one that was cut short.
+    """
     if (run_dir / "run.json").exists():
         raise PlanError("there is a run here already", path=str(run_dir), next_step="Choose another --out")
     found = sorted(((folder, _manifest(folder)) for folder in folders), key=lambda one: int(_shard(one[1])["index"]))
-    _check(found)
+    _check(found, lost or {})
     run_dir.mkdir(parents=True, exist_ok=True)
-    number = 0
-    for folder, _ in found:
-        for path in sorted(folder.glob("point-0.outcomes*.*")):
-            if path.suffix in (".parquet", ".jsonl"):
-                shutil.copyfile(path, log_path(run_dir, 0, number).with_suffix(path.suffix))
-                number += 1
-    samples = [read_lines(folder / "point-0.samples.jsonl", Sample)[0] for folder, _ in found]
-    with open(run_dir / "point-0.samples.jsonl", "wb") as file:
-        file.writelines(msgspec.json.encode(one) + b"\n" for one in together(samples))
     manifests = [manifest for _, manifest in found]
-    write_json(run_dir / "run.json", _joined(manifests))
-    return [f"{_name(one)} of {_shard(one)['host']}: {one['points'][0]['planned']} requests" for one in manifests]
+    points = min(len(one["points"]) for one in manifests)  # one that not all came to was stopped before it began
+    for point in range(points):
+        _join_files([folder for folder, _ in found], run_dir, point)
+    write_json(run_dir / "run.json", _joined(manifests, points, lost or {}))
+    return [f"{_name(one)} of {_shard(one)['host']}: {sum(at['planned'] for at in one['points'])} requests" for one in manifests]
+
+
+def _join_files(folders: Sequence[Path], run_dir: Path, point: int) -> None:
+    number = 0
+    for folder in folders:
+        for path in sorted(folder.glob(f"point-{point}.outcomes*.*")):
+            if path.suffix in (".parquet", ".jsonl"):
+                shutil.copyfile(path, log_path(run_dir, point, number).with_suffix(path.suffix))
+                number += 1
+    name = f"point-{point}.samples.jsonl"
+    with open(run_dir / name, "wb") as file:
+        for one in together([read_lines(folder / name, Sample)[0] for folder in folders]):
+            file.write(msgspec.json.encode(one) + b"\n")
 
 
 def together(parts: Sequence[Sequence[Sample]]) -> list[Sample]:
@@ -77,7 +87,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check(found: Sequence[tuple[Path, dict[str, Any]]]) -> None:
+def _check(found: Sequence[tuple[Path, dict[str, Any]]], lost: Mapping[int, str]) -> None:
     first_folder, first = found[0]
     for folder, manifest in found[1:]:
         pairs = [(name, first.get(name), manifest.get(name)) for name in ALIKE]
@@ -91,7 +101,7 @@ def _check(found: Sequence[tuple[Path, dict[str, Any]]]) -> None:
                     wanted="the same trace, options and --start-at on every host",
                 )
     count, given = int(_shard(first)["count"]), [int(_shard(manifest)["index"]) for _, manifest in found]
-    missing = [str(index) for index in range(count) if index not in given]
+    missing = [str(index) for index in range(count) if index not in given and index not in lost]
     if missing or len(set(given)) < len(given):
         raise PlanError(
             f"shard {', '.join(missing)} of {count} is missing" if missing else "a shard is given twice",
@@ -109,11 +119,19 @@ def _name(manifest: dict[str, Any]) -> str:
     return f"shard {_shard(manifest)['index']}/{_shard(manifest)['count']}"
 
 
-def _joined(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    points = [one["points"][0] for one in manifests]
-    stopped = [f"{_name(one)}: {one['points'][0]['stopped']}" for one in manifests if one["points"][0]["stopped"]]
-    point = {name: value for name, value in points[0].items() if name != "shard"} | {
-        "planned": sum(one["planned"] for one in points),
+def _joined(manifests: Sequence[dict[str, Any]], points: int, lost: Mapping[int, str]) -> dict[str, Any]:
+    joined = [_joined_point([(_name(one), one["points"][point]) for one in manifests], lost) for point in range(points)]
+    notes = dict.fromkeys(note for one in manifests for note in one["notes"] if not note.startswith(_name(one)))
+    return manifests[0] | {"notes": list(notes), "points": joined}
+
+
+def _joined_point(named: Sequence[tuple[str, dict[str, Any]]], lost: Mapping[int, str]) -> dict[str, Any]:
+    points = [one for _, one in named]
+    planned, shard = sum(one["planned"] for one in points), points[0]["shard"]
+    stopped = [f"shard {index}/{shard['count']}: {why}" for index, why in lost.items()]
+    stopped += [f"{name}: {one['stopped']}" for name, one in named if one["stopped"]]
+    return {name: value for name, value in points[0].items() if name != "shard"} | {
+        "planned": shard["planned_by_all"] if lost else planned,
         "later_turns": sum(one["later_turns"] for one in points),
         "servers": [
             of_server[0] | {"planned": sum(one["planned"] for one in of_server)}
@@ -122,5 +140,3 @@ def _joined(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "stopped": "; ".join(stopped) or None,
         "shards": [one["shard"] for one in points],
     }
-    notes = dict.fromkeys(note for one in manifests for note in one["notes"] if not note.startswith(_name(one)))
-    return manifests[0] | {"notes": list(notes), "points": [point]}

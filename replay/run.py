@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,9 @@ class ReplayConfig:
     retries: int = 0  # of a request that failed before its first token
     shard: Shard = WHOLE  # of several hosts, which part of the plan this one sends
     start_at_ns: int | None = None  # wall clock, since 1970: when the first point starts; None: as soon as it can
+    agree: Callable[[int], Awaitable[int]] | None = (
+        None  # ready for this point: the start on this host's wall clock, as others agree
+    )
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 
@@ -122,13 +125,14 @@ async def connected(config: ReplayConfig) -> AsyncIterator[Connected]:
         yield Connected(client=client, target=target, workers=workers, headers=headers, gpus=gpus, live=live)
 
 
-async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None) -> Path:
-    check_start(config.shard, config.start_at_ns, len(config.scales))
+async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None, stop: Stop | None = None) -> Path:
+    if config.agree is None:
+        check_start(config.shard, config.start_at_ns, len(config.scales))
     options = plan_options(config.limit, config.dequantise, config.open_loop)
     reading = Reading(config.trace, config.seed, **options)
     async with connected(config) as link:
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        stop = Stop()
+        stop = stop or Stop()
         with reading, interruptible(stop):
             book = Book(
                 config.run_dir,
@@ -147,7 +151,7 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                 scaled = routed(scaled, config.router, kv_tokens, answers_reused=target.answers_reused)
                 facts = point_facts(index, scale, config.by, point_seed, scaled, None)
                 facts["servers"] = server_facts(target, kv_tokens, scaled)
-                if config.shard.count > 1:
+                if config.shard.count > 1 or config.agree is not None:
                     facts |= shard_facts(scaled, config.shard, facts, config.start_at_ns)
                 progress = Progress(scale=scale, planned=facts["planned"], predicted_hit_rate=None)
                 log = log_path(config.run_dir, index, 0)
@@ -161,7 +165,7 @@ async def replay(config: ReplayConfig, on_progress: OnProgress = lambda _: None)
                     retries=config.retries,
                 )
                 until = reading.until if begins_at_once else None
-                foretell = partial(foretold, config, scale, point_seed, kv_tokens, target.answers_reused)
+                foretell = partial(foretold, replace(config, agree=None), scale, point_seed, kv_tokens, target.answers_reused)
                 prediction = None if is_long else predict_routed(scaled, kv_tokens, answers_reused=target.answers_reused)
                 async with book.point(facts, prediction or foretell, progress.foretold):
                     await send_point(config, link, scaled, job, stop, progress, on_progress, until)
@@ -202,14 +206,29 @@ async def send_point(
     scraper = Scraper(link.client.http, link.target.metrics_urls, link.gpus)
     watch = _Watch(scraper, 1 / config.metrics_hz, sender, progress, on_progress)
     with open(config.run_dir / f"point-{job.point}.samples.jsonl", "wb") as samples:
-        start_at_ns = config.start_at_ns if job.point == 0 else None
-        await watch.run(samples, partial(wait_until_near, start_at_ns, stop), partial(wait_for_start, start_at_ns, stop))
+        await watch.run(samples, *_starting(config, job.point, stop))
+
+
+def _starting(config: ReplayConfig, point: int, stop: Stop) -> tuple[Callable[[], Awaitable[None]], Callable[[], Awaitable[int]]]:
+    """(waits until the start is near, waits for it and returns it on the monotonic clock)."""
+    start_at_ns = config.start_at_ns if point == 0 else None
+
+    async def near() -> None:
+        nonlocal start_at_ns
+        if config.agree is not None:
+            start_at_ns = await config.agree(point)
+        await wait_until_near(start_at_ns, stop)
+
+    async def start() -> int:
+        return await wait_for_start(start_at_ns, stop)
+
+    return near, start
 
 
 def _needs_no_blocks(config: ReplayConfig, scale: float) -> bool:
     """Its plan can be made before they are read. A shard's can wait for them: it is to start later, and has a digest."""
     is_routed_by_them = bool(config.other_targets) and config.router == "prefix"
-    return (scale == 1 or config.by == "time") and not is_routed_by_them and config.shard.count == 1
+    return (scale == 1 or config.by == "time") and not is_routed_by_them and config.shard.count == 1 and config.agree is None
 
 
 def each_kv_tokens(config: ReplayConfig, target: Target) -> tuple[int | None, ...]:
@@ -224,13 +243,13 @@ def together(kv_tokens: Sequence[int | None]) -> int | None:
 def _headers(config: ReplayConfig) -> dict[str, str]:
     """With the key where both kinds of API look for it."""
     headers = {"anthropic-version": "2023-06-01"} if config.prompt_mode == "messages" else {}
-    key = _api_key(config)
+    key = api_key(config)
     if key is None:
         return headers
     return headers | {"Authorization": f"Bearer {key}"} | ({"x-api-key": key} if headers else {})
 
 
-def _api_key(config: ReplayConfig) -> str | None:
+def api_key(config: ReplayConfig) -> str | None:
     if config.api_key_file is not None:
         try:
             key = config.api_key_file.read_text().strip()
