@@ -12,26 +12,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from replay.edge.alarm import Alarm
-from replay.edge.bodies import PATHS, api_of, body_of, streamed
+from replay.edge.bodies import PATHS, api_of
 from replay.edge.client import Client, Exchange
 from replay.edge.probe import Target
 from replay.live import Tally
 from replay.outcome import Outcome
 from replay.plan.pacer import Pacer
 from replay.plan.plan import Ints, Plan
-from replay.plan.prompts import prompt_places, spliced
+from replay.prompting import Bodies, Body
 from replay.results import compact
 
 LOOK_AHEAD_NS = 200_000_000  # prompts are built this long before they are due: 12k tokens take some 2 ms
 GATHER_NS = 20_000_000  # so long they are gathered before: ten small prompts at once cost little more than one
 BUILD_TOKENS = 8_192  # prompts built in one go, before the event loop gets its turn again
 BUILD_REQUESTS = 64  # some 2 ms for short prompts
-AHEAD_REQUESTS, AHEAD_TOKENS = 16, 2_048  # built with one that is due, though they wait for it: a stream alone has no batch
-AHEAD_HELD = 256  # so many at most wait built
 LAG_PROBE_S = 0.02
 RETRY_S = 0.5  # before the first one, doubled for each
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
@@ -90,9 +86,7 @@ class _Ready:
     row: int
     due_ns: int
     ready_ns: int
-    body: bytes
-    prompt: NDArray[np.int64] | None  # kept where a later turn carries it on
-    answer_spliced: bool | None
+    body: Body
     sent_ns: int | None = None  # of the first attempt
     failed: list[str] = field(default_factory=list)  # what ended each attempt before the last
     leaves: asyncio.TimerHandle | None = None  # when its client hangs up
@@ -108,11 +102,9 @@ class Share:
         self.endpoints = [client.endpoint(url + PATHS[self.target.prompt_mode]) for url in self.target.all_urls]
         self.api = api_of(self.target.prompt_mode)
         self.pacer = Pacer(plan, rows, job.at_once)
-        self.is_continued = np.zeros(len(plan), dtype=bool)
-        self.is_continued[plan.parent[plan.parent >= 0]] = True
-        self.spoken: dict[int, NDArray[np.int64]] = {}  # prompt + answer of turns that a later turn continues
+        may_go_ahead = until is None
+        self.bodies = Bodies(plan, self.pacer, self.target, job.salt, job.hang_up, LOOK_AHEAD_NS if may_go_ahead else 0)
         self.start_ns = 0
-        self.built: dict[int, tuple[bytes, NDArray[np.int64] | None, bool | None]] = {}  # by row, as `_Ready` ends
         self.prepared = 0
         self.prepared_for = [0] * len(self.endpoints)
         self.open: dict[int, Exchange] = {}  # by row
@@ -221,61 +213,17 @@ class Share:
             seen.give_up("cancelled", "the run ended before the answer did")
 
     def _prepare(self, due: list[tuple[int, int]]) -> None:
-        self._build([row for _, row in due if row not in self.built])
-        for due_ns, row in due:
-            ready = _Ready(row, due_ns, self.now_ns, *self.built.pop(row))
+        bodies = self.bodies.take([row for _, row in due])
+        for (due_ns, row), body in zip(due, bodies, strict=True):
+            ready = _Ready(row, due_ns, self.now_ns, body)
             self.prepared += 1
             self.prepared_for[self._server(row)] += 1
             self.alarm.call_at(self.start_ns + due_ns, partial(self._send, ready))
         for endpoint, prepared in zip(self.endpoints, self.prepared_for, strict=True):
             self.client.reserve(endpoint, prepared)
 
-    def _build(self, rows: list[int]) -> None:
-        if not rows:
-            return
-        rows = rows + self._ahead(rows)
-        places = prompt_places(self.plan, rows, self.job.salt, len(self.target.vocabulary.ids))
-        for row, found in zip(rows, places, strict=True):
-            prompt, answer_spliced = self._prompt(row, found)
-            kept = prompt if self.is_continued[row] and self.target.returns_token_ids else None
-            self.built[row] = self._body(row, prompt), kept, answer_spliced
-
-    def _ahead(self, rows: list[int]) -> list[int]:
-        """What will be due at once when these have ended, and can be built without their answers."""
-        found: list[int] = []
-        if self.until is not None or len(self.built) >= AHEAD_HELD:
-            return found
-        tokens = 0
-        for after in rows:
-            for row in self.pacer.follow(after, LOOK_AHEAD_NS, AHEAD_REQUESTS - len(found)):
-                tokens += int(self.plan.input_tokens[row])
-                if tokens > AHEAD_TOKENS:
-                    return found
-                if row not in self.built and (self.plan.parent[row] < 0 or not self.target.returns_token_ids):
-                    found.append(row)
-        return list(dict.fromkeys(found))
-
     def _server(self, row: int) -> int:
         return 0 if self.plan.server is None else int(self.plan.server[row])
-
-    def _prompt(self, row: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool | None]:
-        """The prompt as token ids (mode ids) or places in the vocabulary (the others)."""
-        parent = int(self.plan.parent[row])
-        if self.target.prompt_mode != "ids":
-            keep = max(1, len(places) - self.target.overhead_tokens)
-            return places[:keep], None if parent < 0 else False
-        tokens = self.target.vocabulary.ids[places]
-        if parent < 0:
-            return tokens, None
-        return spliced(tokens, self.spoken.pop(parent, None), int(self.plan.parent_tokens[row]))
-
-    def _body(self, row: int, prompt: NDArray[np.int64]) -> bytes:
-        target = self.target
-        output_tokens = int((self.plan.asked_tokens if self.job.hang_up else self.plan.output_tokens)[row])
-        more = streamed(target.prompt_mode, output_tokens)
-        if target.returns_token_ids:
-            more["return_token_ids"] = True
-        return body_of(target.prompt_mode, target.model, prompt, target.vocabulary, output_tokens, **more)
 
     def _send(self, ready: _Ready) -> None:
         server = self._server(ready.row)
@@ -287,13 +235,13 @@ class Share:
     def _attempt(self, ready: _Ready) -> None:
         row = ready.row
         # whether to ask again, and what a later turn holds, hang on what the answer says
-        is_read_later = self.job.retries == 0 and ready.prompt is None
+        is_read_later = self.job.retries == 0 and ready.body.prompt is None
         seen = Exchange(api=self.api, done=partial(self._attempted, ready), is_read_later=is_read_later)
         self.open[row] = seen
         patience_ns = int(self.plan.abort_ns[row]) if self.job.hang_up else -1
         if patience_ns >= 0 and ready.leaves is None:
             ready.leaves = asyncio.get_running_loop().call_later(patience_ns / 1e9, self._hang_up, row)
-        self.client.post(self.endpoints[self._server(row)], ready.body, seen)
+        self.client.post(self.endpoints[self._server(row)], ready.body.text, seen)
 
     def _hang_up(self, row: int) -> None:
         """As the recorded client did. One that waits for its next attempt ends with the fault of its last one."""
@@ -327,8 +275,8 @@ class Share:
         self.open.pop(row, None)
         if ready.leaves is not None:
             ready.leaves.cancel()
-        if ready.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
-            self.spoken[row] = np.concatenate([ready.prompt, np.array(seen.facts.token_ids, dtype=np.int64)])
+        if ready.body.prompt is not None and seen.facts.token_ids and seen.facts.has_all_token_ids:
+            self.bodies.answered(row, ready.body.prompt, seen.facts.token_ids)
         self.has_next |= self.pacer.ended(row, seen.end_ns - self.start_ns)
         self.unnoted.append((ready, seen))
         if len(self.unnoted) == 1:  # not now: the answer's last bytes may be among those of others that have ended
@@ -441,6 +389,6 @@ def _outcome(plan: Plan, ready: _Ready, seen: Exchange, start_ns: int) -> Outcom
         http_status=seen.http_status,
         error_kind=seen.error_kind,
         error_text=seen.error_text,
-        answer_spliced=ready.answer_spliced,
+        answer_spliced=ready.body.answer_spliced,
         retried=" ".join(ready.failed) or None,
     )

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from replay import sharing
+from replay import prompting
 from replay.errors import PlanError
 from replay.outcome import Outcome
+from replay.prompting import Bodies
 from replay.report.reading import judge_run
 from replay.results import read_outcomes
 from replay.run import ReplayConfig, replay
-from replay.sharing import Share
 from replay.sim.api import ApiError, Ask
 from replay.sim.engine import Request as EngineRequest
 from replay.sim.server import ServerConfig, Simulator, Stream, serving
@@ -131,13 +131,13 @@ def test_prompts_that_are_built_ahead_are_those_built_one_by_one(
             came.append(prompt.tobytes())
         return really_opened(self, ask, prompt, arrival_s)
 
-    def built(self: Share, rows: list[int]) -> None:
+    def built(self: Bodies, rows: list[int]) -> None:
         really_built(self, rows)
         held.append(len(self.built))
 
-    really_opened, really_built = Simulator.open, Share._build
+    really_opened, really_built = Simulator.open, Bodies._build
     monkeypatch.setattr(Simulator, "open", opened)
-    monkeypatch.setattr(Share, "_build", built)
+    monkeypatch.setattr(Bodies, "_build", built)
     rows = [
         row(
             at,
@@ -153,7 +153,7 @@ def test_prompts_that_are_built_ahead_are_those_built_one_by_one(
     for most in (16, 0):
         came: list[bytes] = []
         held: list[int] = []
-        monkeypatch.setattr(sharing, "AHEAD_REQUESTS", most)
+        monkeypatch.setattr(prompting, "AHEAD_REQUESTS", most)
         folder = tmp_path / str(most)
         folder.mkdir()
         outcomes = played(folder, rows, prompt_mode=mode)
