@@ -182,7 +182,7 @@ def test_samples_hold_server_and_client_state(trace: Path, tmp_path: Path) -> No
     assert samples[-1].prompt_tokens == sum(one.planned_input_tokens for one in outcomes(tmp_path / "run"))
     assert samples[-1].preemptions == 0
     assert max(one.kv_usage or 0 for one in samples) > 0
-    assert shown[-1].ended == shown[-1].sent == 36
+    assert shown[-1].counts.ended == shown[-1].counts.sent == 36
 
 
 @pytest.mark.parametrize("mode", ["text", "chat"])
