@@ -17,11 +17,10 @@ import uvloop
 
 from replay.progress import Progress
 from replay.run import ReplayConfig, replay
-from replay.sharing import Stop
+from replay.sharing import Counts, Stop
 from tracer.errors import TraceError
 
 Phase = Literal["reading", "ready", "sending", "ended", "failed"]
-COUNTS = ("planned", "sent", "ended", "errors", "prompt_tokens", "cached_tokens", "output_tokens")
 SOON_NS = 1_000_000_000
 CLOSING_S = 2.0
 
@@ -30,7 +29,8 @@ CLOSING_S = 2.0
 class State:
     phase: Phase
     point: int
-    counts: tuple[int, ...] | None  # of that point, see COUNTS; None: it has not begun
+    planned: int  # requests of that point
+    counts: Counts | None  # of it; None: it has not begun
     failure: str | None
 
 
@@ -82,8 +82,8 @@ class Node:
 
     def state(self) -> State:
         seen = self._progress
-        counts = tuple(getattr(seen, name) for name in COUNTS) if seen is not None else None
-        return State(phase=self._phase, point=self._point, counts=counts, failure=self._failure)
+        planned, counts = (0, None) if seen is None else (seen.planned, seen.counts)
+        return State(phase=self._phase, point=self._point, planned=planned, counts=counts, failure=self._failure)
 
     def files(self) -> dict[str, int]:
         """What there is of the run folder: name and size."""

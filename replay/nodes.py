@@ -17,7 +17,7 @@ import msgspec
 from replay.book import write_json
 from replay.errors import PlanError
 from replay.gathering import gather
-from replay.node import COUNTS, State, file_digest
+from replay.node import State, file_digest
 from replay.plan.clocks import Offset, RoundTrip, clock_notes, offset_of, offset_words
 from replay.plan.share import WHOLE, Shard
 from replay.progress import OnProgress, Progress
@@ -154,21 +154,21 @@ def _kept(lead: _Lead, path: Path) -> dict[int, str]:
 def _conduct(lead: _Lead, config: ReplayConfig, on_progress: OnProgress) -> None:
     """Gives each start when all are ready for it, until all have ended."""
     total: Progress | None = None
-    counts: dict[int, Sequence[int]] = {}  # of the nodes at this point; one that is at the next already has no more of them
+    known: dict[int, State] = {}  # of the nodes at this point; one that is at the next already has no more counts of it
     while True:
         states: dict[int, State] = lead.ask("state")
         _complain(lead, states)
         at = len(lead.starts) - 1
-        counts |= {number: one.counts for number, one in states.items() if one.point == at and one.counts is not None}
-        if total is not None and len(counts) == len(lead.crew.names):
-            for name, values in zip(COUNTS, zip(*counts.values(), strict=True), strict=True):
-                setattr(total, name, sum(values))
+        known |= {number: one for number, one in states.items() if one.point == at and one.counts is not None}
+        if total is not None and len(known) == len(lead.crew.names):
+            total.planned = sum(one.planned for one in known.values())
+            total.update([one.counts for one in known.values() if one.counts is not None])
             on_progress(total)
         phases = {one.phase for one in states.values()}
         if phases <= {"ended", "failed"}:
             return
         if phases == {"ready"} and lead.stopping is None:
-            total, counts = Progress(scale=config.scales[at + 1], planned=0, predicted_hit_rate=None), {}
+            total, known = Progress(scale=config.scales[at + 1], planned=0, predicted_hit_rate=None), {}
             _start(lead)
         time.sleep(LOOK_S)
 
