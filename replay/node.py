@@ -21,6 +21,7 @@ from replay.sharing import Counts, Stop
 from tracer.errors import TraceError
 
 Phase = Literal["reading", "ready", "sending", "ended", "failed"]
+KEY_ENV = "CHATREEL_TARGET_KEY"
 SOON_NS = 1_000_000_000
 CLOSING_S = 2.0
 
@@ -65,6 +66,11 @@ class Node:
             file.write(piece)
         return str(path)
 
+    def know_key(self, key: str) -> str:
+        """The target's API key, kept in memory: no disk of any node has it. Returns the environment variable that holds it."""
+        os.environ[KEY_ENV] = key
+        return KEY_ENV
+
     def begin(self, config: ReplayConfig) -> None:
         own = replace(config, run_dir=self._run_dir, agree=self._agree)
         self._thread = Thread(target=self._run, args=(own,), name="chatreel-replay", daemon=True)
@@ -98,6 +104,7 @@ class Node:
     def close(self) -> None:
         """Whatever it is at; what it has measured is removed."""
         self._is_over = True
+        os.environ.pop(KEY_ENV, None)
         self._start.cancel()
         if self._thread is not None:
             self._thread.join(CLOSING_S)

@@ -127,8 +127,8 @@ def _hand_out(lead: _Lead, config: ReplayConfig) -> None:
             configs[number] = replace(configs[number], tokenizer=where)
     key = api_key(config)
     if key is not None:
-        for number, where in lead.ask("keep", dict.fromkeys(lead.alive, ("key", key.encode()))).items():
-            configs[number] = replace(configs[number], api_key_file=Path(where))
+        for number, name in lead.ask("know_key", dict.fromkeys(lead.alive, (key,))).items():
+            configs[number] = replace(configs[number], api_key_env=name)
     lead.ask("begin", {number: (one,) for number, one in configs.items()})
 
 

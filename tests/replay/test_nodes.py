@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -139,6 +140,7 @@ def test_nodes_send_the_whole_trace_at_each_scale_from_one_start(config: ReplayC
     assert all(one.lateness_ms is not None for one in points)
     assert {one.planned for one in shown} == {30, 60} and shown[-1].counts.ended <= 60
     assert max(one.counts.sent for one in shown) == 60
+    assert "CHATREEL_TARGET_KEY" not in os.environ
     assert sum("clock +250" in line for line in said) == 2 and said[-1].startswith("shard 1/2")
 
     ours, theirs = (one.starts_ns for one in two)
