@@ -18,6 +18,8 @@ import httpx
 
 CONNECT_S = 10.0
 KEEP_ALIVE_NS = 4_000_000_000  # uvicorn (vLLM, SGLang) and llama.cpp close idle connections after 5 s
+SETTLE_NS = 2_000_000  # a server that closes after its answer though it says keep-alive (llama.cpp) has done so by then
+CLOSES_SOON_NS = 100_000_000  # closed so soon after an answer: that is its way
 CONNECTS_AT_ONCE = 256  # below the usual listen backlog; more at once would wait for SYN retransmits of 1 s
 
 type Headers = list[tuple[bytes, bytes]]
@@ -47,6 +49,8 @@ class Transport(httpx.AsyncBaseTransport):
         # Told the time of each socket read, before its bytes are looked at.
         self.on_read: Callable[[int], object] = lambda _: None
         self._idle: dict[Origin, dict[_Connection, None]] = {}  # last one in is the first one out: it is the warmest
+        self.keep_alive: set[Origin] = set()  # a connection of theirs has served twice
+        self.close_soon: set[Origin] = set()  # they close after an answer, whatever they say
         self.opened: set[_Connection] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._reserving: set[asyncio.Task[None]] = set()
@@ -95,13 +99,17 @@ class Transport(httpx.AsyncBaseTransport):
             await asyncio.sleep(0)
 
     def _take(self, origin: Origin) -> "_Connection | None":
-        idle = self._idle.get(origin)
-        while idle:
-            connection, _ = idle.popitem()
+        idle = self._idle.get(origin, {})
+        is_trusted = origin in self.keep_alive and origin not in self.close_soon
+        now_ns = time.monotonic_ns()
+        while True:
+            connection = next((one for one in reversed(idle) if is_trusted or one.is_settled(now_ns)), None)
+            if connection is None:
+                return None
+            del idle[connection]
             if connection.is_usable():
                 return connection
             connection.abort()
-        return None
 
     def _spawn(self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -171,7 +179,8 @@ class _Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._body: list[bytes] = []  # of this read, not pushed yet: a read can hold hundreds of HTTP chunks
         self.on_body = self._body.append
-        self._has_head = self._ends_with_connection = self._is_head_only = False
+        self._has_head = self._ends_with_connection = self._is_head_only = self._is_aborted = False
+        self._has_served = False
         self._idle_since_ns = self._now_ns = time.monotonic_ns()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -205,6 +214,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        if self._has_served and not self._is_aborted and (self._sink is None or not self._has_head):
+            if time.monotonic_ns() - self._idle_since_ns < CLOSES_SOON_NS:
+                self._pool.close_soon.add(self.origin)
         self._pool.opened.discard(self)
         self._pool.release(self)
         if self._timer is not None:
@@ -227,6 +239,8 @@ class _Connection(asyncio.Protocol):
             return
         names = {name.lower() for name, _ in self._headers}
         self._has_head = True
+        if self._has_served:
+            self._pool.keep_alive.add(self.origin)
         self._ends_with_connection = not names & {b"content-length", b"transfer-encoding"}
         self._sink.on_head(status, self._headers, self._now_ns)
         if self._is_head_only:
@@ -249,6 +263,10 @@ class _Connection(asyncio.Protocol):
         """Not old, and neither closed nor talking: the socket is asked, since the loop may not have read the close yet."""
         return self.is_young() and self.is_open and not self._transport.is_closing() and not self._poll.poll(0)
 
+    def is_settled(self, now_ns: int) -> bool:
+        """Long enough after an answer that the server would have closed it by now, if that is its way."""
+        return not self._has_served or now_ns - self._idle_since_ns >= SETTLE_NS
+
     def is_young(self) -> bool:
         return time.monotonic_ns() - self._idle_since_ns < KEEP_ALIVE_NS
 
@@ -263,6 +281,7 @@ class _Connection(asyncio.Protocol):
             self._watch(read_timeout_s)
 
     def abort(self) -> None:
+        self._is_aborted = True
         self._transport.abort()
 
     def _watch(self, wait_s: float) -> None:
@@ -288,7 +307,7 @@ class _Connection(asyncio.Protocol):
         if sink is None:
             return
         if keep and self.is_open and not self._transport.is_closing():
-            self._idle_since_ns = self._now_ns
+            self._idle_since_ns, self._has_served = self._now_ns, True
             self._pool.release(self)
         else:
             self.abort()

@@ -175,7 +175,7 @@ def test_a_connection_is_used_again(ask: Ask) -> None:
         for _ in range(3):
             await sends(WHOLE)(reader, writer)
 
-    assert [one.error_kind for one in ask(script, requests=3)] == [None] * 3
+    assert [one.error_kind for one in ask(script, requests=3, pause_s=0.01)] == [None] * 3
     assert connections == 1
 
 
@@ -199,7 +199,7 @@ def test_after_the_first_byte_there_is_no_second_try(ask: Ask) -> None:
         await read_request(reader)
         taken += 1
 
-    first, second = ask(script, requests=2)
+    first, second = ask(script, requests=2, pause_s=0.01)
 
     assert (first.error_kind, second.error_kind) == (None, "connection_lost")
     assert taken == 2

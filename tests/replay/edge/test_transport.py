@@ -170,10 +170,38 @@ def test_connections_opened_ahead_are_those_that_are_used() -> None:
             assert opened == 20
             await asyncio.gather(*(client.exchange(endpoint, b"{}") for _ in range(20)))
             assert opened == 20
+            await asyncio.sleep(0.01)
             await asyncio.gather(*(client.exchange(endpoint, b"{}") for _ in range(25)))
+            assert opened == 25
+            for _ in range(5):  # this server keeps connections, as is known now: no need to wait
+                await asyncio.gather(*(client.exchange(endpoint, b"{}") for _ in range(25)))
             assert opened == 25
 
     run(use, serve)
+
+
+def test_a_server_that_closes_a_moment_after_its_answer_is_not_asked_on_that_connection() -> None:
+    requests = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await reader.readuntil(b"{}")
+        requests += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        for _ in range(3):  # rounds of the loop: the client has sent its next request by then
+            await asyncio.sleep(0)
+        writer.close()
+
+    async def use(url: str) -> None:
+        async with client_for(5.0, {}) as client:
+            endpoint = client.endpoint(url)
+            for _ in range(30):
+                assert (await client.exchange(endpoint, b"{}")).http_status == 200
+                if requests % 10 == 0:
+                    await asyncio.sleep(0.01)
+
+    run(use, serve)
+    assert requests == 30
 
 
 def test_a_close_that_the_loop_has_not_read_yet_is_seen_before_a_byte_is_sent() -> None:
