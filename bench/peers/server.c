@@ -30,7 +30,6 @@ typedef struct conn {
 static volatile sig_atomic_t stopped;
 static int poller, coalesce, timed_count, timed_cap;
 static int64_t gap_ns, ttft_ns;
-static int at_timed;  // of `timed`, looked at last
 static long requests;
 static conn **timed;  // those that owe a chunk at some time
 static FILE *record;
@@ -237,15 +236,7 @@ int main(int count, char **words) {
       if (events[i].events & EPOLLOUT) flush(c);
     }
     int64_t t = now();
-    // A few writes at a time, from where it stopped: an arrival is stamped when it is read, and must not wait for hundreds.
-    for (int looked = 0, pumped = 0, all = timed_count; looked < all && pumped < 16 && timed_count; looked++) {
-      conn *c = timed[at_timed = (at_timed + 1) % timed_count];
-      if (c->due_ns > t) continue;
-      pump(c, t);
-      if (coalesce) flush(c);
-      if (!c->busy && c->in_len) handle(c);
-      pumped++;
-    }
+    for (int i = timed_count - 1; i >= 0; i--) if (i < timed_count && timed[i]->due_ns <= t) { conn *c = timed[i]; pump(c, t); if (coalesce) flush(c); if (!c->busy && c->in_len) handle(c); }
   }
   if (record) fclose(record);
   return 0;
