@@ -1,7 +1,6 @@
 """A shard of a replay on a host that is led from another one: what it can be asked. Calls return soon."""
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -112,12 +111,8 @@ class Node:
 
     async def _agree(self, point: int) -> int:
         self._loop = asyncio.get_running_loop()
-        self._start, self._progress, self._point, self._phase = (
-            Future(),
-            None,
-            point,
-            "ready",
-        )  # the phase last: now `start` may come
+        self._start, self._progress, self._point = Future(), None, point
+        self._phase = "ready"  # last: now `start` may come
         if self._is_over:
             raise asyncio.CancelledError
         at_ns = await asyncio.wrap_future(self._start)
@@ -138,5 +133,5 @@ class Node:
 
 
 def file_digest(path: Path) -> str:
-    with contextlib.closing(open(path, "rb")) as file:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

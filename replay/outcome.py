@@ -28,6 +28,7 @@ ErrorKind = Literal[
     "cancelled",  # the run ended first
 ]
 NO_FAULT = ("client_abort", "cancelled")  # nobody failed
+HUNG_UP = "hung up, as the recorded client did"  # error_text of a client_abort
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

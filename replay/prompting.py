@@ -28,7 +28,7 @@ class Bodies:
 
     def __init__(self, plan: Plan, pacer: Pacer, target: Target, salt: int, hang_up: bool, soon_ns: int) -> None:
         self._plan, self._pacer, self._target, self._salt, self._soon_ns = plan, pacer, target, salt, soon_ns
-        self._output_tokens = plan.asked_tokens if hang_up else plan.output_tokens
+        self._output_tokens = plan.answer_tokens(hang_up=hang_up)
         self._is_continued = np.zeros(len(plan), dtype=bool)
         self._is_continued[plan.parent[plan.parent >= 0]] = True
         self._spoken: dict[int, Tokens] = {}  # prompt + answer of turns that a later turn continues

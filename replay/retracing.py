@@ -184,7 +184,7 @@ class _Rows:
             "model": self.run.model,
             "endpoint": self.endpoint,
             "stream": True,
-            "max_tokens": int((plan.asked_tokens if self.run.hang_up else plan.output_tokens)[row]),
+            "max_tokens": int(plan.answer_tokens(hang_up=self.run.hang_up)[row]),
             "input_tokens": input_tokens,
             "input_tokens_count_source": "usage" if one.input_tokens is not None else "generated",
             "output_tokens": one.output_tokens,

@@ -77,9 +77,8 @@ class ReplayConfig:
     retries: int = 0  # of a request that failed before its first token
     shard: Shard = WHOLE  # of several hosts, which part of the plan this one sends
     start_at_ns: int | None = None  # wall clock, since 1970: when the first point starts; None: as soon as it can
-    agree: Callable[[int], Awaitable[int]] | None = (
-        None  # ready for this point: the start on this host's wall clock, as others agree
-    )
+    # Asked when this point is ready: its start on this host's wall clock, as other hosts agree.
+    agree: Callable[[int], Awaitable[int]] | None = None
     open_loop: bool = False  # later turns at their recorded times too, whether or not the answer before has come
 
 

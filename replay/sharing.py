@@ -18,7 +18,7 @@ from replay.edge.bodies import PATHS, api_of
 from replay.edge.client import Client, Exchange
 from replay.edge.probe import Target
 from replay.live import Tally
-from replay.outcome import Outcome
+from replay.outcome import HUNG_UP, Outcome
 from replay.plan.pacer import Pacer
 from replay.plan.plan import Ints, Plan
 from replay.prompting import Bodies, Body
@@ -102,8 +102,8 @@ class Share:
         self.endpoints = [client.endpoint(url + PATHS[self.target.prompt_mode]) for url in self.target.all_urls]
         self.api = api_of(self.target.prompt_mode)
         self.pacer = Pacer(plan, rows, job.at_once)
-        may_go_ahead = until is None
-        self.bodies = Bodies(plan, self.pacer, self.target, job.salt, job.hang_up, LOOK_AHEAD_NS if may_go_ahead else 0)
+        soon_ns = LOOK_AHEAD_NS if until is None else 0
+        self.bodies = Bodies(plan, self.pacer, self.target, job.salt, job.hang_up, soon_ns)
         self.start_ns = 0
         self.prepared = 0
         self.prepared_for = [0] * len(self.endpoints)
@@ -248,7 +248,7 @@ class Share:
         if row in self.waiting:
             self.waiting[row]()
         else:
-            self.open[row].give_up("client_abort", "hung up, as the recorded client did")
+            self.open[row].give_up("client_abort", HUNG_UP)
 
     def _attempted(self, ready: _Ready, seen: Exchange) -> None:
         ready.sent_ns = ready.sent_ns or seen.sent_ns

@@ -39,3 +39,7 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.planned_ns)
+
+    def answer_tokens(self, *, hang_up: bool) -> Ints:
+        """To ask for, whether or not hang-ups are replayed."""
+        return self.asked_tokens if hang_up else self.output_tokens

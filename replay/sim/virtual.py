@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.errors import PlanError
-from replay.outcome import Outcome, Sample
+from replay.outcome import HUNG_UP, Outcome, Sample
 from replay.plan.plan import Ints, Plan
 from replay.plan.route import Router, longest_prefix, round_robin, sticky
 from replay.sim.coasting import Coaster, Stretch
@@ -26,7 +26,6 @@ from replay.sim.eviction import is_plain
 from replay.sim.presets import Preset
 
 NS = 1_000_000_000
-HUNG_UP = "hung up, as the recorded client did"
 _NONE = np.empty(0)
 
 
@@ -92,7 +91,7 @@ class Fleet:
         hang_up: bool = False,
     ) -> None:
         self.plan = plan
-        self.asked_tokens = plan.asked_tokens if hang_up else plan.output_tokens
+        self.asked_tokens = plan.answer_tokens(hang_up=hang_up)
         self.patience_ns = plan.abort_ns if hang_up else np.full(len(plan), -1, dtype=np.int64)
         self.stepwise = stepwise or engines is not None
         self.names = _Names(plan, preset.block_tokens, self.asked_tokens)

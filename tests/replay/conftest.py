@@ -1,14 +1,19 @@
 """Run folders told as stories: `story.at(5).requests(...).server(kv=0.99)`, written as a replay writes them."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import msgspec
 import pytest
 
 from replay.outcome import Outcome, Sample
+from replay.sim.server import ServerConfig, serving
+from tracer.schema import Request
 
 MS = 1_000_000
 type Number = float | Callable[[int], float]
@@ -147,6 +152,54 @@ class Story:
             Path(f"{stem}.outcomes.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in one.outcomes))
             Path(f"{stem}.samples.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in one.samples))
         return self.folder
+
+
+def chats(sessions: int, turns: int, *, every_ms: int = 50, think_ms: int = 100) -> Iterator[Request]:
+    """Sessions with one system prompt, side by side."""
+    for number in range(sessions * turns):
+        turn, session = divmod(number, sessions)
+        yield {
+            "request_id": number,
+            "arrival_ns": number * every_ms * MS,
+            "session_id": session,
+            "turn": turn,
+            "think_ns": think_ms * MS if turn else None,
+            "input_tokens": 60 + 40 * turn,
+            "output_tokens": 5,
+            "input_blocks": [0, 1, *(2 + session * 10 + i for i in range((60 + 40 * turn) // 16 - 2))],
+        }
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """In a thread of its own, so that a test may wait for something else."""
+    urls: list[str] = []
+    is_up, is_over = Event(), Event()
+
+    async def run() -> None:
+        async with serving(ServerConfig(port=0, speed=4)) as url:
+            urls.append(url)
+            is_up.set()
+            await asyncio.to_thread(is_over.wait)
+
+    thread = Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        assert is_up.wait(30)
+        yield urls[0]
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.fixture(name="chats")
+def chats_of() -> Callable[..., Iterator[Request]]:
+    return chats
+
+
+@pytest.fixture(name="server")
+def server_in_a_thread() -> Callable[[], AbstractContextManager[str]]:
+    return server
 
 
 @pytest.fixture(name="outcome")

@@ -5,11 +5,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
@@ -21,47 +20,12 @@ from replay.plan.share import Shard
 from replay.report.reading import judge_run
 from replay.results import read_outcomes
 from replay.run import ReplayConfig, replay
-from replay.sim.server import ServerConfig, serving
 from replay.starting import check_start
 from tracer.schema import Footer, Request
 from tracer.tracefile import write_trace
 
-
-def chats(sessions: int, turns: int) -> Iterator[Request]:
-    for number in range(sessions * turns):
-        turn, session = divmod(number, sessions)
-        yield {
-            "request_id": number,
-            "arrival_ns": number * 50_000_000,
-            "session_id": session,
-            "turn": turn,
-            "think_ns": 100_000_000 if turn else None,
-            "input_tokens": 60 + 40 * turn,
-            "output_tokens": 5,
-            "input_blocks": [0, 1, *(2 + session * 10 + i for i in range((60 + 40 * turn) // 16 - 2))],
-        }
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """In a thread of its own, since the hosts are processes that are waited for."""
-    urls: list[str] = []
-    is_up, is_over = Event(), Event()
-
-    async def run() -> None:
-        async with serving(ServerConfig(port=0, speed=4)) as url:
-            urls.append(url)
-            is_up.set()
-            await asyncio.to_thread(is_over.wait)
-
-    thread = Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
-        assert is_up.wait(30)
-        yield urls[0]
-    finally:
-        is_over.set()
-        thread.join()
+type Server = Callable[[], AbstractContextManager[str]]
+type Chats = Callable[..., Iterator[Request]]
 
 
 def sent(folder: Path) -> list[tuple[int, int, int, int, int]]:
@@ -72,20 +36,22 @@ def sent(folder: Path) -> list[tuple[int, int, int, int, int]]:
     )
 
 
-def replay_whole(trace: Path, tmp_path: Path) -> None:
+def replay_whole(server: Server, trace: Path, tmp_path: Path) -> None:
     with server() as url:
         asyncio.run(replay(ReplayConfig(trace=trace, target=url, run_dir=tmp_path / "whole", scales=(2.0,))))
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def trace(chats: Chats, tmp_path: Path) -> Path:
     path = tmp_path / "chats.parquet"
     write_trace(path, chats(sessions=10, turns=3), Footer())
     return path
 
 
-def test_two_shards_send_what_one_host_sends_and_their_folders_join_into_one_run(trace: Path, tmp_path: Path) -> None:
-    replay_whole(trace, tmp_path)
+def test_two_shards_send_what_one_host_sends_and_their_folders_join_into_one_run(
+    server: Server, trace: Path, tmp_path: Path
+) -> None:
+    replay_whole(server, trace, tmp_path)
 
     async def both(url: str) -> None:
         start_ns = time.time_ns() + 4_000_000_000
@@ -101,8 +67,8 @@ def test_two_shards_send_what_one_host_sends_and_their_folders_join_into_one_run
 
 
 @pytest.mark.slow
-def test_two_processes_of_the_command_are_two_hosts(trace: Path, tmp_path: Path) -> None:
-    replay_whole(trace, tmp_path)
+def test_two_processes_of_the_command_are_two_hosts(server: Server, trace: Path, tmp_path: Path) -> None:
+    replay_whole(server, trace, tmp_path)
     with server() as url:
         start = time.time_ns() / 1e9 + 12  # what a loaded machine needs to start two processes
         words = [sys.executable, "-m", "chatreel", "replay", str(trace), "--target", url, "--scale", "2"]

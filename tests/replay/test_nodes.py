@@ -1,15 +1,13 @@
 """Nodes that send a shard each are led as one host: here in threads, with the calls that Ray would carry passed in."""
 
-import asyncio
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -23,9 +21,11 @@ from replay.progress import Progress
 from replay.report.reading import judge_run
 from replay.results import read_outcomes
 from replay.run import ReplayConfig
-from replay.sim.server import ServerConfig, serving
 from tracer.schema import Footer, Request
 from tracer.tracefile import write_trace
+
+type Server = Callable[[], AbstractContextManager[str]]
+type Chats = Callable[..., Iterator[Request]]
 
 APART_NS = 250_000_000
 
@@ -59,42 +59,6 @@ class True_(Node):
         super().start(at_ns)
 
 
-@contextmanager
-def server() -> Iterator[str]:
-    urls: list[str] = []
-    is_up, is_over = Event(), Event()
-
-    async def run() -> None:
-        async with serving(ServerConfig(port=0, speed=4)) as url:
-            urls.append(url)
-            is_up.set()
-            await asyncio.to_thread(is_over.wait)
-
-    thread = Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
-        assert is_up.wait(30)
-        yield urls[0]
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def chats(sessions: int, turns: int) -> Iterator[Request]:
-    for number in range(sessions * turns):
-        turn, session = divmod(number, sessions)
-        yield {
-            "request_id": number,
-            "arrival_ns": number * 50_000_000,
-            "session_id": session,
-            "turn": turn,
-            "think_ns": 100_000_000 if turn else None,
-            "input_tokens": 60 + 40 * turn,
-            "output_tokens": 5,
-            "input_blocks": [0, 1, *(2 + session * 10 + i for i in range((60 + 40 * turn) // 16 - 2))],
-        }
-
-
 def crew_of(members: list[Node], is_gone: Callable[[int, str], bool] = lambda *_: False) -> Crew:
     pool = ThreadPoolExecutor(1)
 
@@ -115,13 +79,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> ReplayConfig:
+def config(chats: Chats, tmp_path: Path) -> ReplayConfig:
     trace = tmp_path / "chats.parquet"
     write_trace(trace, chats(sessions=10, turns=3), Footer())
     return ReplayConfig(trace=trace, target="", run_dir=tmp_path / "run", scales=(2.0,))
 
 
-def test_nodes_send_the_whole_trace_at_each_scale_from_one_start(config: ReplayConfig, tmp_path: Path) -> None:
+def test_nodes_send_the_whole_trace_at_each_scale_from_one_start(server: Server, config: ReplayConfig, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
     two: list[Any] = [True_(), Skewed()]
     said: list[str] = []
@@ -156,7 +120,7 @@ def test_nodes_send_the_whole_trace_at_each_scale_from_one_start(config: ReplayC
     assert not two[1].began.trace.exists() and not (config.run_dir / "shards").exists()  # nothing is left behind
 
 
-def test_a_node_alone_is_a_whole_run(config: ReplayConfig) -> None:
+def test_a_node_alone_is_a_whole_run(server: Server, config: ReplayConfig) -> None:
     with server() as url:
         replay_on(crew_of([Node()]), replace(config, target=url), lambda _: None, lambda _: None)
 
@@ -164,7 +128,7 @@ def test_a_node_alone_is_a_whole_run(config: ReplayConfig) -> None:
     assert point.planned == point.completed == 60
 
 
-def test_what_others_measured_is_kept_when_a_node_is_lost(config: ReplayConfig) -> None:
+def test_what_others_measured_is_kept_when_a_node_is_lost(server: Server, config: ReplayConfig) -> None:
     two, said = [Node(), Node()], list[str]()
     sending_since: list[float] = []
 
@@ -183,7 +147,7 @@ def test_what_others_measured_is_kept_when_a_node_is_lost(config: ReplayConfig) 
     assert any("shard 1/2: host-1 was lost" in note.seen for note in point.notes if note.kind == "stopped_early")
 
 
-def test_nothing_is_sent_if_a_node_cannot_begin(config: ReplayConfig) -> None:
+def test_nothing_is_sent_if_a_node_cannot_begin(server: Server, config: ReplayConfig) -> None:
     with pytest.raises(PlanError, match=r"a node cannot replay; saw host-0 failed: .*127.0.0.1:9"):
         replay_on(crew_of([Node()]), replace(config, target="http://127.0.0.1:9"), lambda _: None, lambda _: None)
     with server() as url, pytest.raises(PlanError, match="host-1 was lost"):

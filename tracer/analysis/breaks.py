@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tracer.analysis.reuse import HitCurve, engine_touches, hit_curve, prompt_tokens, touches_as_engine
+from tracer.analysis.reuse import HitCurve, engine_paths, hit_curve, prompt_tokens, touches_as_engine
 from tracer.blocks import Blocks
 from tracer.schema import Footer
 from tracer.tracefile import blocks as block_column
@@ -392,17 +392,18 @@ def _repaired(view: _View, table: pa.Table, breaks: list[_Break], before: Ints) 
         paths.append(path)
     lengths = view.prompts.lengths.tolist()
     tails = column(table, "input_tail_id")
-    touches = engine_touches(
-        blocks=Blocks.from_lists([path[:size] for path, size in zip(paths, lengths, strict=True)]),
-        block_tokens=view.block_tokens,
-        tail_id=np.full(len(tails), -1, dtype=np.int64),
-        tail_tokens=np.zeros(len(tails), dtype=np.int64),
-        input_tokens=view.tokens,
-        output_tokens=view.outputs,
-        answer_blocks=Blocks.from_lists([path[size:] for path, size in zip(paths, lengths, strict=True)]),
-        unit_tokens=view.block_tokens,
+    return hit_curve(
+        engine_paths(
+            blocks=Blocks.from_lists([path[:size] for path, size in zip(paths, lengths, strict=True)]),
+            block_tokens=view.block_tokens,
+            tail_id=np.full(len(tails), -1, dtype=np.int64),
+            tail_tokens=np.zeros(len(tails), dtype=np.int64),
+            input_tokens=view.tokens,
+            output_tokens=view.outputs,
+            answer_blocks=Blocks.from_lists([path[size:] for path, size in zip(paths, lengths, strict=True)]),
+            unit_tokens=view.block_tokens,
+        )
     )
-    return hit_curve(touches)
 
 
 def breaks_in_words(found: PrefixBreaks) -> list[str]:

@@ -173,10 +173,10 @@ def touches_as_in_source(table: pa.Table, footer: Footer) -> Touches:
 
 
 def touches_as_engine(table: pa.Table, footer: Footer, unit_tokens: int = ENGINE_BLOCK_TOKENS) -> Touches:
-    """`engine_touches` on the columns of a trace."""
+    """`engine_paths` on the columns of a trace."""
     input_tokens = prompt_tokens(table, footer)
     tails = column(table, "input_tail_id")
-    return engine_touches(
+    return engine_paths(
         blocks=block_column(table, "input_blocks"),
         block_tokens=footer.block_tokens,
         tail_id=tails,
@@ -185,7 +185,7 @@ def touches_as_engine(table: pa.Table, footer: Footer, unit_tokens: int = ENGINE
         output_tokens=np.maximum(column(table, "output_tokens"), 0),
         answer_blocks=block_column(table, "output_blocks"),
         unit_tokens=unit_tokens,
-    )
+    ).whole()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,33 +210,15 @@ class EnginePaths:
         path = concatenate(*parts)
         return path, _interleave(path.offsets, parts, tuple(widths))
 
-
-def engine_touches(
-    *,
-    blocks: Blocks,
-    block_tokens: int,
-    tail_id: Ints,
-    tail_tokens: Ints,
-    input_tokens: Ints,
-    output_tokens: Ints,
-    answer_blocks: Blocks,
-    unit_tokens: int = ENGINE_BLOCK_TOKENS,
-) -> Touches:
-    """`engine_paths`, whole."""
-    paths = engine_paths(
-        blocks=blocks,
-        block_tokens=block_tokens,
-        tail_id=tail_id,
-        tail_tokens=tail_tokens,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        answer_blocks=answer_blocks,
-        unit_tokens=unit_tokens,
-    )
-    path, units = paths.span(0, len(blocks))
-    return Touches(
-        blocks=path, units=units, lookup_units=paths.lookup_units, prompt_tokens=paths.prompt_tokens, unit_tokens=unit_tokens
-    )
+    def whole(self) -> Touches:
+        blocks, units = self.span(0, len(self.lookup_units))
+        return Touches(
+            blocks=blocks,
+            units=units,
+            lookup_units=self.lookup_units,
+            prompt_tokens=self.prompt_tokens,
+            unit_tokens=self.unit_tokens,
+        )
 
 
 def engine_paths(

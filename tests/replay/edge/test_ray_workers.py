@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from replay.results import read_outcomes
 from tracer.schema import Footer, Request
 from tracer.tracefile import write_trace
 
+type Chats = Callable[..., Iterator[Request]]
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (chatreel[ray])")
 STORE_BYTES = 200_000_000  # of each node: results are fetched in pieces
 
@@ -45,21 +46,6 @@ def test_shards_go_round_the_nodes_as_far_as_their_cpus_go() -> None:
 
 
 LIVING = (("a", True, 1.0), ("b", True, 2.0), ("c", False, 8.0), ("d", True, 4.0))
-
-
-def chats(sessions: int, turns: int) -> Iterator[Request]:
-    for number in range(sessions * turns):
-        turn, session = divmod(number, sessions)
-        yield {
-            "request_id": number,
-            "arrival_ns": number * 100_000_000,
-            "session_id": session,
-            "turn": turn,
-            "think_ns": 500_000_000 if turn else None,
-            "input_tokens": 60 + 40 * turn,
-            "output_tokens": 5,
-            "input_blocks": [0, 1, *(2 + session * 10 + i for i in range((60 + 40 * turn) // 16 - 2))],
-        }
 
 
 @pytest.fixture
@@ -98,10 +84,10 @@ def command(trace: Path, url: str, address: str, run_dir: Path, *more: str) -> l
 @pytest.mark.filterwarnings("default")  # of Ray and what it loads
 @pytest.mark.timeout(280)
 def test_two_nodes_of_a_cluster_send_the_trace_and_a_node_that_is_lost_is_named(
-    cluster: Any, server: str, tmp_path: Path
+    cluster: Any, chats: Chats, server: str, tmp_path: Path
 ) -> None:
     trace = tmp_path / "chats.parquet"
-    write_trace(trace, chats(sessions=20, turns=3), Footer())
+    write_trace(trace, chats(sessions=20, turns=3, every_ms=100, think_ms=500), Footer())
 
     done = subprocess.run(command(trace, server, cluster.address, tmp_path / "both", "--scale", "1,2"), capture_output=True)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracer.analysis import distances
-from tracer.analysis.reuse import Touches, engine_paths, engine_touches, hit_curve, require_chained
+from tracer.analysis.reuse import Touches, engine_paths, hit_curve, require_chained
 from tracer.blocks import Blocks, DenseIds
 from tracer.errors import TraceError
 
@@ -109,7 +109,7 @@ def test_paths_put_together_piece_by_piece_are_those_put_together_at_once(monkey
         "output_tokens": np.array([60, 10, 100, 300, 1]),
         "answer_blocks": Blocks.from_lists([[], [3, 4], [], [], []]),
     }
-    whole = engine_touches(**columns)
+    whole = engine_paths(**columns).whole()
     monkeypatch.setattr(distances, "PIECE_REFERENCES", 2)
 
     pieces = list(engine_paths(**columns).pieces())
@@ -141,7 +141,7 @@ def test_ids_with_two_predecessors_are_refused() -> None:
 
 def test_an_engine_sees_full_pages_the_last_prompt_token_recomputed_and_answers_in_the_cache() -> None:
     prompts = Blocks.from_lists([[0], [0, 1]])
-    seen = engine_touches(
+    seen = engine_paths(
         blocks=prompts,
         block_tokens=64,
         tail_id=np.array([5, -1]),
@@ -149,7 +149,7 @@ def test_an_engine_sees_full_pages_the_last_prompt_token_recomputed_and_answers_
         input_tokens=np.array([104, 128]),
         output_tokens=np.array([60, 10]),
         answer_blocks=Blocks.from_lists([[], []]),
-    )
+    ).whole()
 
     assert seen.blocks[0].tolist() == [0, 5, 6]  # block, tail, an answer under a fresh id
     assert seen.blocks[1].tolist() == [0, 1]  # 138 tokens are the same 8 pages as the prompt
@@ -158,7 +158,7 @@ def test_an_engine_sees_full_pages_the_last_prompt_token_recomputed_and_answers_
 
 
 def test_recorded_answers_are_reused_by_the_next_turn() -> None:
-    seen = engine_touches(
+    seen = engine_paths(
         blocks=Blocks.from_lists([[0], [0, 1, 2]]),
         block_tokens=16,
         tail_id=np.array([-1, -1]),
@@ -166,13 +166,13 @@ def test_recorded_answers_are_reused_by_the_next_turn() -> None:
         input_tokens=np.array([20, 50]),
         output_tokens=np.array([15, 0]),
         answer_blocks=Blocks.from_lists([[1], []]),
-    )
+    ).whole()
 
     assert hit_curve(seen).request_hits.tolist() == [0, 2]
 
 
 def test_larger_engine_pages_take_every_second_id_of_prompt_and_answer() -> None:
-    seen = engine_touches(
+    seen = engine_paths(
         blocks=Blocks.from_lists([[0, 1, 2]]),
         block_tokens=16,
         tail_id=np.array([9]),
@@ -181,7 +181,7 @@ def test_larger_engine_pages_take_every_second_id_of_prompt_and_answer() -> None
         output_tokens=np.array([30]),
         answer_blocks=Blocks.from_lists([[3, 4]]),
         unit_tokens=32,
-    )
+    ).whole()
 
     assert seen.blocks[0].tolist() == [1, 3]
     assert seen.units.tolist() == [1, 1]
