@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -105,16 +106,19 @@ def test_nodes_send_the_whole_trace_at_each_scale_from_one_start(server: Server,
     assert {one.planned for one in shown} == {30, 60} and shown[-1].counts.ended <= 60
     assert max(one.counts.sent for one in shown) == 60
     assert "CHATREEL_TARGET_KEY" not in os.environ
-    assert sum("clock +250" in line for line in said) == 2 and said[-1].startswith("shard 1/2")
+    clocks = [re.fullmatch(r"host-1: clock (\S+) ms, give or take (\S+) ms", line) for line in said]
+    told = [(float(found[1]), float(found[2])) for found in clocks if found]
+    assert len(told) == 2 and all(abs(ms - 250) <= error_ms + 0.001 for ms, error_ms in told) and said[-1].startswith("shard 1/2")
+    within_ms = 1 + max(error_ms for _, error_ms in told)  # on a busy host round trips are long
 
     ours, theirs = (one.starts_ns for one in two)
-    assert all(abs(a - b) < 20_000_000 for a, b in zip(ours, theirs, strict=True)) and len(ours) == 2
+    assert all(abs(a - b) < within_ms * 1e6 for a, b in zip(ours, theirs, strict=True)) and len(ours) == 2
     manifest = json.loads((config.run_dir / "run.json").read_text())
     shards = manifest["points"][1]["shards"]
     assert [one["node"] for one in shards] == ["host-0", "host-1"]
-    assert all(abs(one["start_unix_ns"] - ours[1]) < 20_000_000 for one in shards)
-    assert shards[1]["clock_offset"]["ms"] == pytest.approx(250, abs=20) and shards[1]["clock_offset_after"]["error_ms"] > 0
-    assert any("host-1: its clock is +250" in note for note in manifest["notes"]) and manifest["trace"] == str(config.trace)
+    assert all(abs(one["start_unix_ns"] - ours[1]) < within_ms * 1e6 for one in shards)
+    assert shards[1]["clock_offset"]["ms"] == pytest.approx(250, abs=within_ms) and shards[1]["clock_offset_after"]["error_ms"] > 0
+    assert any("host-1: its clock is +2" in note for note in manifest["notes"]) and manifest["trace"] == str(config.trace)
 
     assert two[1].began.trace != config.trace and two[1].began.shard == Shard(index=1, count=2)
     assert not two[1].began.trace.exists() and not (config.run_dir / "shards").exists()  # nothing is left behind
