@@ -117,7 +117,8 @@ def test_nodes_send_the_whole_trace_at_each_scale_from_one_start(server: Server,
     shards = manifest["points"][1]["shards"]
     assert [one["node"] for one in shards] == ["host-0", "host-1"]
     assert all(abs(one["start_unix_ns"] - ours[1]) < within_ms * 1e6 for one in shards)
-    assert shards[1]["clock_offset"]["ms"] == pytest.approx(250, abs=within_ms) and shards[1]["clock_offset_after"]["error_ms"] > 0
+    assert shards[1]["clock_offset"]["ms"] == pytest.approx(250, abs=within_ms)
+    assert shards[1]["clock_offset_after"]["error_ms"] > 0
     assert any("host-1: its clock is +2" in note for note in manifest["notes"]) and manifest["trace"] == str(config.trace)
 
     assert two[1].began.trace != config.trace and two[1].began.shard == Shard(index=1, count=2)
