@@ -221,7 +221,7 @@ def test_a_target_that_dies_leaves_what_was_seen_and_says_so(tmp_path: Path) -> 
     seen = outcomes(tmp_path / "run")
     assert "the target is gone" in manifest["points"][-1]["stopped"]
     assert len(manifest["points"]) == 1
-    assert 10 < sum(one.error_kind is None for one in seen) < 120
+    assert 0 < sum(one.error_kind is None for one in seen) < 120
     assert {one.error_kind for one in seen} <= {None, "connect", "connection_lost"}
 
 

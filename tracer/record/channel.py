@@ -1,6 +1,8 @@
 """From the proxy's event loop to the worker process: a queue bounded in bytes that never makes the proxy wait."""
 
 import asyncio
+import contextlib
+import os
 import socket
 import struct
 import subprocess
@@ -10,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 
@@ -51,6 +54,16 @@ class Frames:
 def framed(message: object) -> bytes:
     payload = msgspec.msgpack.encode(message)
     return _HEAD.pack(len(payload)) + payload
+
+
+def take_normal_time(pid: int) -> None:
+    """For a worker that runs in idle time only and is waited for: on a machine without any it would not end.
+
+    The kernel lets only the privileged out of idle scheduling (sched(7)); elsewhere it takes the time that it gets.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
 
 
 @dataclass(slots=True)
@@ -141,6 +154,8 @@ class Channel:
         self._limit += 1 << 20  # room for the farewell
         self.tell(Stop())
         self._pass_on()
+        if self._process is not None:
+            take_normal_time(self._process.pid)
         try:
             async with asyncio.timeout(deadline_s):
                 while self._socket is not None:

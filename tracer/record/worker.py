@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 REPORT_NS = 500_000_000
 WANTED_TOKENIZER = f"{', '.join(BUILT_IN)}, the path of a tokenizer.json, or a model's folder"
+LOCK_S = 5.0  # for a worker that was killed: one that has idle time only needs a while even to end
 LAST_TOKENS_S = 15.0  # for an upstream that is asked for tokens, after the last request
 MAX_UNDER_WAY = 20_000  # requests under way; of more, the oldest surely ended unheard
 
@@ -244,7 +245,7 @@ def serve(connection: socket.socket) -> None:
         waiting = frames.feed(data)
     config = msgspec.msgpack.decode(waiting.pop(0), type=WorkerConfig)
     try:
-        lock = lock_folder(Path(config.folder), wait_s=0)
+        lock = lock_folder(Path(config.folder), wait_s=LOCK_S)
         worker = build(config, time.monotonic_ns())
     except (TraceError, OSError) as error:
         connection.sendall(framed(Report(failed=str(error))))

@@ -1,13 +1,17 @@
 """The queue to the worker: bounded, gathers what is small, and sheds bodies before rows."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from tracer.record.channel import GATHER_S, Channel, Frames
+from tracer.record.channel import GATHER_S, Channel, Frames, take_normal_time
 from tracer.record.messages import Finished, Piece, Started, ToWorker, WorkerConfig
 from tracer.wire import CHAT
 
@@ -124,3 +128,17 @@ def test_rows_that_a_dead_worker_has_not_taken_are_counted(tmp_path: Path) -> No
             assert (one.rows_lost, one.queued_bytes) == (3, 0)
 
     asyncio.run(play())
+
+
+def test_a_worker_that_is_waited_for_leaves_idle_time() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+
+        take_normal_time(process.pid)
+
+        found = os.sched_getscheduler(process.pid)
+        process.kill()
+    take_normal_time(process.pid)  # it is gone: nothing to do
+    if os.geteuid() != 0:
+        pytest.skip("only the privileged may leave idle scheduling")
+    assert found == os.SCHED_OTHER

@@ -102,7 +102,7 @@ def test_a_client_gets_http2_where_the_upstream_has_it_and_no_stream_waits_for_a
 
     async def run() -> tuple[list[httpx.Response], str]:
         upstream = http2_upstream(tls, connections) if alpn == "h2" else http1_upstream(tls)
-        async with upstream as port, asyncio.timeout(30):
+        async with upstream as port, asyncio.timeout(90):
             hosts = [f"127.0.0.1:{port}", "127.0.0.1:9"]
             out, ca = str(tmp_path / "t.parquet"), tmp_path / "ca"
             config = RecordConfig(forward=True, allow_hosts=hosts, upstream_ca=upstream_ca, ca_folder=str(ca), out=out)
