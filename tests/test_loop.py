@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from replay.results import read_outcomes
 from replay.run import ReplayConfig, replay
 from replay.sim.server import ServerConfig, serving
 from synth.generating import generate_trace
@@ -23,18 +24,22 @@ WORKLOAD = {
     "system_prompts.count": 3,
     "input_tokens": {"p50": 120, "p99": 600},
     "output_tokens": {"p50": 20, "p99": 60},
-    # Far slower than the simulated server: on a busy host too, each answer has come before its next turn is due.
-    "service.ttft_s": 1.0,
+    # Slower than the simulated server, so that each answer has come before its next turn is due.
+    "service.ttft_s": 0.2,
     "service.tpot_s": 0.02,
 }
 
 
 def test_recording_a_replay_gives_back_lengths_sessions_and_hit_curve(tmp_path: Path) -> None:
     """Open loop, since the order of requests makes the curve, and closed-loop turns move with the server's speed."""
-    generated, recorded = tmp_path / "generated.parquet", tmp_path / "recorded.parquet"
+    generated = tmp_path / "generated.parquet"
     generate_trace(load_workload(preset="chat", overrides=WORKLOAD), 7, generated)
 
-    asyncio.run(_replay_through_recorder(generated, recorded, tmp_path / "run"))
+    for attempt in range(3):  # a host that stalls sends turns before their answers have come: that is another load
+        recorded = tmp_path / f"recorded-{attempt}.parquet"
+        asyncio.run(_replay_through_recorder(generated, recorded, tmp_path / f"run-{attempt}"))
+        if all(one.answer_spliced is not False for one in read_outcomes(tmp_path / f"run-{attempt}", 0)[0]):
+            break
 
     wanted, seen = read_table(generated), read_table(recorded).slice(PROBE_ROWS)
     for column in ("input_tokens", "output_tokens"):
@@ -42,12 +47,11 @@ def test_recording_a_replay_gives_back_lengths_sessions_and_hit_curve(tmp_path: 
     assert len(seen["session_id"].unique()) == len(wanted["session_id"].unique())
     assert seen["http_status"].unique().to_pylist() == [200]
     assert seen["error_kind"].null_count == len(seen)
-    assert _largest_difference(wanted, seen, tmp_path) <= 0.01
+    assert _largest_difference([wanted, seen], [generated, recorded]) <= 0.01
 
 
-def _largest_difference(wanted: pa.Table, seen: pa.Table, folder: Path) -> float:
-    footers = (read_footer(folder / name) for name in ("generated.parquet", "recorded.parquet"))
-    a, b = (hit_curve(touches_as_engine(*pair)) for pair in zip((wanted, seen), footers, strict=True))
+def _largest_difference(tables: list[pa.Table], paths: list[Path]) -> float:
+    a, b = (hit_curve(touches_as_engine(*pair)) for pair in zip(tables, map(read_footer, paths), strict=True))
     sizes = np.unique(np.geomspace(1, max(a.unique, b.unique), 100).astype(int)).tolist()
     return max(abs(a.hit_rate_at(size) - b.hit_rate_at(size)) for size in sizes)
 
